@@ -6,6 +6,7 @@
 //   train_llama --out runs/first --resume auto              resume, whatever ended the run
 //   train_llama generate --from runs/first/final --prompt "def "
 //   train_llama eval --from runs/first/final --tasks hellaswag,perplexity
+//   train_llama average runs/first/checkpoints/step_* --to mean            the mean of several models' weights
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
@@ -108,9 +109,11 @@ static int train_command(TrainOptions options, Process& process) {
 static int run_command(const Command& command, Process& process) {
     if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
-    require_request(process.size() == 1, "generate and export run in one process, this is one of %d: leave mpirun out",
+    require_request(process.size() == 1,
+                    "generate, export and average run in one process, this is one of %d: leave mpirun out",
                     process.size());
     if (const auto* generate = std::get_if<GenerateOptions>(&command)) return generate_command(*generate);
+    if (const auto* average = std::get_if<AverageOptions>(&command)) return average_command(*average);
     return export_command(std::get<ExportOptions>(command));
 }
 

@@ -103,6 +103,7 @@ for section in $sections; do
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
+      run stability test/program/test_stability.sh ./train_llama
       run pipeline test/program/test_pipeline.sh ./train_llama
       run pipeline-run test/program/test_pipeline_run.sh ./train_llama
       run documents test/program/test_documents.sh ./train_llama

@@ -7,13 +7,18 @@ The series is exact in fp32 and drawn by a generator that the test writes down a
 (up and down) and of the norm, one before the window is long enough, and a change that lasts."""
 import importlib.util
 import sys
+import types
+from importlib.metadata import version
 
 import torch
 
-spec = importlib.util.find_spec("olmo_core")
-path = spec.submodule_search_locations[0] + "/optim/skip_step_optimizer.py"
-module = importlib.util.module_from_spec(importlib.util.spec_from_file_location("skip_step", path))
-exec(compile(open(path).read(), path, "exec"), module.__dict__)  # the file alone: the package imports much more
+# The file alone: the package imports much more. Of it, two functions about devices are asked for.
+sys.modules["olmo_core.utils"] = types.SimpleNamespace(get_default_device=lambda: torch.device("cpu"),
+                                                       move_to_device=lambda x, device: x)
+folder = importlib.util.find_spec("olmo_core").submodule_search_locations[0]
+spec = importlib.util.spec_from_file_location("skip_step", folder + "/optim/skip_step_optimizer.py")
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
 
 optimizer = module.SkipStepOptimizer([torch.nn.Parameter(torch.zeros(1))], {})
 state = 1
@@ -40,8 +45,6 @@ for step in range(1, 401):
     optimizer.latest_loss = torch.tensor(loss)
     optimizer.latest_grad_norm = torch.tensor(norm)
     skipped += "." if optimizer.get_step_factor() else "X"
-from importlib.metadata import version
-
-print(f"// ai2-olmo-core {version('ai2-olmo-core')}, torch {torch.__version__.split('+')[0]}, by {sys.argv[0]}")
+print(f"// ai2-olmo-core {version('ai2-olmo-core')}, torch {torch.__version__.split('+')[0]}, by dev/golden/make_skip_step_golden.py")
 steps = ", ".join(str(i + 1) for i, c in enumerate(skipped) if c == "X")
 print(f"constexpr int kOlmoSkips[] = {{{steps}}};")

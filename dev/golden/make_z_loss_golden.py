@@ -18,12 +18,15 @@ z_loss = Z * x.logsumexp(-1).pow(2) * (targets != -100)
 (SCALE * (loss + z_loss).sum()).backward()
 
 if "--olmo" in sys.argv:
+    import importlib.util
     from importlib.metadata import version
 
-    from olmo_core.nn.functional import cross_entropy_loss
-
+    folder = importlib.util.find_spec("olmo_core").submodule_search_locations[0]
+    spec = importlib.util.spec_from_file_location("ce", folder + "/nn/functional/cross_entropy_loss.py")
+    module = importlib.util.module_from_spec(spec)  # the file alone: the package imports much more
+    spec.loader.exec_module(module)
     y = logits.float().requires_grad_()
-    ce, z = cross_entropy_loss(y, targets, reduction="sum", compute_z_loss=True, z_loss_multiplier=Z)
+    ce, z = module.cross_entropy_loss(y, targets, reduction="sum", compute_z_loss=True, z_loss_multiplier=Z)
     (SCALE * (ce + z)).backward()
     print(f"olmo-core {version('ai2-olmo-core')}, torch {torch.__version__}: cross-entropy {ce.item():.6f} (autograd in "
           f"double {loss.sum().item():.6f}), z-loss {z.item():.6f} ({z_loss.sum().item():.6f}), largest difference of the "
@@ -32,10 +35,12 @@ if "--olmo" in sys.argv:
 
 
 def array(name, values):
-    text = ", ".join(f"{v:.9g}" for v in values)
-    return f"constexpr double {name}[] = {{{text}}};"
+    """Several to a line: clang-format would give each a line of its own."""
+    lines = [", ".join(f"{v:.9g}" for v in values[i:i + 8]) for i in range(0, len(values), 8)]
+    return f"constexpr double {name}[] = {{\n    " + ",\n    ".join(lines) + "};"
 
 
+print("// clang-format off")
 print(f"// torch {torch.__version__.split('+')[0]}, by dev/golden/make_z_loss_golden.py")
 print(f"constexpr int64_t kN = {N}, kV = {V};\nconstexpr float kZ = {Z}f, kScale = {SCALE}f;")
 print(f"constexpr int32_t kTargets[] = {{{', '.join(map(str, targets.tolist()))}}};")

@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <set>
 
@@ -158,16 +159,18 @@ class Progress {
     std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), shown_ = start_;
 };
 
-static void export_folder(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
-                          const ParamTable& table, DType dtype, const HfWeights& weights) {
+// `folders`: the models that are read; the first one's other files are copied.
+static void write_folder(const ExportOptions& o, const std::vector<std::string>& folders, const ModelConfig& config,
+                         const ParamTable& table, DType dtype, const WeightSource& read) {
     std::error_code none;
-    require_request(!std::filesystem::equivalent(folder, o.to, none),
-                    "--to %s is the model itself: choose another folder", o.to.c_str());
+    for (const std::string& folder : folders)
+        require_request(!std::filesystem::equivalent(folder, o.to, none),
+                        "--to %s is the model itself: choose another folder", o.to.c_str());
     const bool holds_model = path_exists(o.to + "/config.json") || path_exists(o.to + "/model.safetensors") ||
                              path_exists(o.to + "/model.safetensors.index.json");
     require_request(!holds_model || o.overwrite,
                     "--to %s holds a model already\n  choose another folder, or --overwrite", o.to.c_str());
-    TokenizerFiles files = TokenizerFiles::beside_model(folder);
+    TokenizerFiles files = TokenizerFiles::beside_model(folders[0]);
     if (!o.tokenizer.empty()) files.replace_tokenizer(o.tokenizer);
     for (const std::string& line : files.left_out()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
     if (holds_model) remove_model(o.to);
@@ -175,10 +178,17 @@ static void export_folder(const ExportOptions& o, const std::string& folder, con
     save_model(
         o.to, config, table, dtype,
         [&](const Tensor& t, int64_t first, int64_t count, void* out) {
-            weights.read(t, first, count, dtype, out);
+            read(t, first, count, out);
             progress.add(count);
         },
         files, o.shard_above_mib << 20);
+}
+
+static void export_folder(const ExportOptions& o, const std::string& folder, const ModelConfig& config,
+                          const ParamTable& table, DType dtype, const HfWeights& weights) {
+    write_folder(o, {folder}, config, table, dtype, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+        weights.read(t, first, count, dtype, out);
+    });
 }
 
 int export_command(const ExportOptions& o) {
@@ -190,6 +200,43 @@ int export_command(const ExportOptions& o) {
     const DType dtype = o.dtype.value_or(weights.dtype());
     (o.format == ModelFormat::gguf ? export_gguf : export_folder)(o, folder, config, table, dtype, weights);
     std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
+    return 0;
+}
+
+// Sums in double in the order given, divided and rounded once.
+int average_command(const AverageOptions& o) {
+    std::vector<std::string> folders;
+    for (size_t at = 0; at <= o.from.size();) {
+        const size_t end = std::min(o.from.find(',', at), o.from.size());
+        folders.push_back(model_folder(o.from.substr(at, end - at)));
+        at = end + 1;
+    }
+    require_request(folders.size() > 1, "average: one model, %s, is its own mean\n  nearest: train_llama export",
+                    o.from.c_str());
+    const ModelConfig config = load_config(folders[0]);
+    const ParamTable table(config);
+    std::vector<std::unique_ptr<HfWeights>> models;
+    for (const std::string& folder : folders) {
+        const std::string other = differences(config, load_config(folder), folders[0], folder);
+        require_request(other.empty(), "average: the models differ, so their weights have no mean\n%s", other.c_str());
+        models.push_back(std::make_unique<HfWeights>(folder, table));
+        for (const std::string& w : models.back()->warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
+    }
+    const DType dtype = o.dtype.value_or(models[0]->dtype());
+    std::vector<float> one;
+    std::vector<double> sum;
+    write_folder(o, folders, config, table, dtype, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
+        one.resize(size_t(count));
+        sum.assign(size_t(count), 0.0);
+        for (const auto& model : models) {
+            model->read(t, first, count, DType::f32, one.data());
+            for (size_t i = 0; i < one.size(); ++i) sum[i] += double(one[i]);
+        }
+        for (size_t i = 0; i < one.size(); ++i) one[i] = float(sum[i] / double(models.size()));
+        convert(one.data(), DType::f32, out, dtype, count, t.name.c_str());
+    });
+    std::printf("%s: the mean of %zu models, %s in %s\n", o.to.c_str(), models.size(), summary(config).c_str(),
+                safetensors_type(dtype).c_str());
     return 0;
 }
 

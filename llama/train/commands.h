@@ -9,6 +9,7 @@ namespace rz {
 int generate_command(const GenerateOptions&);
 int print_config_command(const TrainOptions&);
 int export_command(const ExportOptions&);
+int average_command(const AverageOptions&);
 int eval_command(const EvalOptions&, Process&);  // collective
 
 }  // namespace rz

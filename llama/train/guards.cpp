@@ -45,8 +45,8 @@ double SpikeDetector::deviations(double x) const {
     for (const double v : window_) mean += v;
     mean /= double(window_.size());
     for (const double v : window_) squares += (v - mean) * (v - mean);
-    if (x == mean) return 0;
-    return std::abs(x - mean) / std::sqrt(squares / double(window_.size() - 1));
+    if (x <= mean) return 0;
+    return (x - mean) / std::sqrt(squares / double(window_.size() - 1));
 }
 
 Json SpikeDetector::to_json() const { return Json(std::vector<double>(window_.begin(), window_.end())); }
@@ -88,7 +88,7 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adap
     if (options_.spike_z <= 0) return v;
     v.left_out = left_out;
     if (left_out)
-        v.note = format("loss %.1f deviations from its mean, norm %.1f: update left out (%lld so far)",
+        v.note = format("loss %.1f deviations above its mean, norm %.1f: update left out (%lld so far)",
                         loss_.deviations(loss), norm_.deviations(grad_norm), (long long)++left_out_);
     v.loss_z = loss_.observe(loss);
     v.norm_z = norm_.observe(grad_norm);

@@ -9,7 +9,7 @@
 //                                        ends with exit code 72 before anything is saved; with --on-spike rollback
 //                                        it resumes from a checkpoint before it, and after --max-skips too. The norm
 //                                        alone is no spike: it jumps in healthy runs (dev/bench/spike_study.py)
-//   an outlier                           with --on-spike skip: a loss or a norm more than six standard deviations from
+//   an outlier                           with --on-spike skip: a loss or a norm more than six standard deviations above
 //                                        the mean of its last 128, OLMo-core's SkipStepOptimizer. Known before the
 //                                        update, which is left out: parameters, moments and the count of updates stay.
 //                                        Its numbers enter the windows, so that a lasting change is accepted; it is
@@ -36,8 +36,8 @@ class SpikeDetector {
 
     // z of x against what came before; 0 until kLeast values are known, and for a non-finite x. Then takes x in.
     double observe(double x);
-    // Standard deviations between x and the mean of the window; 0 until it holds 63 values (so OLMo-core's), and for a
-    // non-finite x. Does not take x in.
+    // Standard deviations that x lies above the mean of the window; 0 below it, until it holds 63 values (as OLMo-core's),
+    // and for a non-finite x. Does not take x in.
     double deviations(double x) const;
 
     // Exact: a detector that reads this continues as the one that wrote it.

@@ -20,21 +20,24 @@ static std::optional<int> parse_plan(const std::vector<std::string>& arguments, 
     return std::nullopt;
 }
 
-static std::optional<int> parse(const std::vector<std::string>& arguments, Command& command) {
+static std::optional<int> parse(std::vector<std::string> arguments, Command& command) {
     if (arguments == std::vector<std::string>{"help"}) {
         std::cout << greeting();
         return 0;
     }
     if (!arguments.empty() && arguments[0] == "plan")
         return parse_plan({arguments.begin() + 1, arguments.end()}, command);
+    if (!arguments.empty() && arguments[0] == "average") arguments = models_as_flag(arguments);
     TrainOptions train;
     PlanOptions plan;
     GenerateOptions generate;
     EvalOptions eval;
     ExportOptions exports;
+    AverageOptions average;
     ScheduleStudy schedule;
     const CommandTable tables[] = {command_table(train),   command_table(generate), command_table(eval),
-                                   command_table(exports), command_table(schedule), own_command_table(plan)};
+                                   command_table(exports), command_table(average),  command_table(schedule),
+                                   own_command_table(plan)};
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;
@@ -46,6 +49,7 @@ static std::optional<int> parse(const std::vector<std::string>& arguments, Comma
         if (name == "generate") command = generate;
         if (name == "eval") command = eval;
         if (name == "export") command = exports;
+        if (name == "average") command = average;
         if (name == "schedule") {
             check_given(schedule);
             command = schedule;

@@ -15,7 +15,8 @@
 
 namespace rz {
 
-using Command = std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, ScheduleStudy, PlanOptions>;
+using Command =
+    std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, AverageOptions, ScheduleStudy, PlanOptions>;
 
 // Parses, checks each value by itself and what was given together. On --help, --presets or an error prints and returns
 // the exit code: 0 or 2.

@@ -1,8 +1,9 @@
 #pragma once
-// What `train_llama export` can be asked for.
+// What `train_llama export` and `train_llama average` can be asked for.
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/names.h"
@@ -26,5 +27,11 @@ struct ExportOptions {
 };
 
 CommandTable command_table(ExportOptions&);
+
+// Of `train_llama average A B C --to D`: `from` has A,B,C.
+struct AverageOptions : ExportOptions {};
+CommandTable command_table(AverageOptions&);
+// The words after `average`, up to the first flag, as the value of --from.
+std::vector<std::string> models_as_flag(std::vector<std::string> arguments);
 
 }  // namespace rz

@@ -117,7 +117,7 @@ static void add_guards(OptionGroup g, TrainOptions& o) {
            "Deviations above the recent median at which a loss is a spike. 0: no detection.");
     g.choice(
         "--on-spike", Keeps::always, o.on_spike,
-        "Action on a spike. skip: leave an update out whose loss or norm is six standard deviations from the mean of "
+        "Action on a spike. skip: leave an update out whose loss or norm is six standard deviations above the mean of "
         "the last 128 (each update then waits for its loss; --max-skips does not count it). stop: end with exit code "
         "72 and save nothing after it. rollback: resume from an older checkpoint without the data in between, on "
         "--max-skips too.");

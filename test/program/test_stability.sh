@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# The stability kit as a user runs it: z-loss, the decay of embeddings, updates that are left out, averages. Each at
+# other layouts, and resumed in the middle. Ends with "N passed, N failed".
+#
+#   test/program/test_stability.sh ./train_llama
+set -uo pipefail
+program=$(realpath "$1")
+cd "$(dirname "$0")/../.." || exit
+. test/program/check.sh
+
+python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
+says() { grep -qE -- "$1" "$work/log"; }
+# An update is 12 sequences at every layout.
+model=(--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 45 --head untied --device cpu --threads 1 --timeout 60)
+train=("${model[@]}" --data "$work/data" --seq-len 24 --batch 1 --batch-tokens 288 --lr-schedule constant --warmup 0 --val-every 0
+  --val-tokens 48 --keep 0)
+run() {  # run OUT FLAGS...
+  local out=$1
+  shift
+  timeout 120 "$program" "${train[@]}" --out "$work/$out" "$@" > "$work/log" 2>&1
+}
+resume() { local out=$1; shift; timeout 120 "$program" --out "$work/$out" --resume auto "$@" > "$work/log" 2>&1; }
+same() { cmp "$work/$1/final/model.safetensors" "$work/$2/final/model.safetensors" > "$work/log" 2>&1; }
+close() {  # close NAME REFERENCE: losses, z-losses and norms of each step
+  python3 - "$work/$1/metrics.jsonl" "$work/$2/metrics.jsonl" << 'END'
+import json, sys
+a, b = ([j for j in map(json.loads, open(path)) if "loss" in j] for path in sys.argv[1:])
+bad = [(x, y) for x, y in zip(a, b) for k, bound in (("loss", 1e-5), ("z_loss", 1e-5), ("grad_norm", 1e-5))
+       if abs(x[k] / y[k] - 1) > bound]
+sys.exit(0 if len(a) == len(b) > 0 and not bad else f"{len(a)} and {len(b)} steps, {bad[:1]}")
+END
+}
+
+# ---- z-loss and the decay of embeddings ----
+kit=(--z-loss 1e-3 --decay-embeddings off --init-scale 1 --steps 6)
+check "trains with z-loss" run one "${kit[@]}" --save-every 2
+check "says both losses" says "step 1/6 \| loss [0-9.]+ \| z-loss [0-9.]+ "
+check "trains without" run none --steps 6 --init-scale 1
+check "the first loss is the same, the weights are not" python3 - "$work/one" "$work/none" << 'END'
+import json, sys
+a, b = (json.loads(open(f + "/metrics.jsonl").readline()) for f in sys.argv[1:])
+assert a["loss"] == b["loss"] and "z_loss" not in b
+assert abs(a["z_loss"] / (1e-3 * a["loss"] ** 2) - 1) < 0.05, a["z_loss"]  # at first the logits say nothing
+assert open(sys.argv[1] + "/final/model.safetensors", "rb").read() != open(sys.argv[2] + "/final/model.safetensors", "rb").read()
+END
+for layout in "--ranks 3 --zero 3" "--ranks 4 --tp 2 --pp 2" "--ranks 2 --cp 2 --logits-mib 1"; do
+  rm -rf "$work/other"
+  # shellcheck disable=SC2086
+  check "$layout" run other "${kit[@]}" $layout
+  check "  as on one rank" close other one
+done
+cp -r "$work/one" "$work/again"
+rm -r "$work/again/checkpoints/step_000000004" "$work/again/checkpoints/step_000000006" "$work/again/final"
+check "resumes in the middle" resume again
+check "  with the same weights" same again one
+check "refuses --init-scale beside weights" bash -c "! $program --data $work/data --init-from $work/one/final --init-scale 1 --steps 1 > $work/log 2>&1"
+check "  in words" says "--init-scale is about weights that are drawn"
+
+# ---- updates that are left out: the spike of the loss at step 70 ----
+skips=(--on-spike skip --steps 72 --save-every 69)
+export FAULT='loss:*:70:spike'
+check "trains with --on-spike skip" run skip "${skips[@]}"
+check "says that the update was left out" says "step 70/72 .*update left out \(1 so far\)"
+check "and no other" bash -c "[ \$(grep -c 'left out (' $work/log) = 1 ]"
+check "on three ranks and a pipeline" run skip3 "${skips[@]}" --ranks 6 --zero 1 --pp 2
+check "the same decision" says "step 70/72 .*update left out \(1 so far\)"
+FAULT='loss:*:70:spike' check "warns only by default" run warned --steps 72
+unset FAULT
+check "the weights differ" bash -c "! cmp -s $work/skip/final/model.safetensors $work/warned/final/model.safetensors"
+cp -r "$work/skip" "$work/half"
+rm -r "$work/half/checkpoints/step_000000072" "$work/half/final"
+FAULT='loss:*:1:spike' check "resumes before the spike" resume half
+check "the window is the checkpoint's" says "step 70/72 .*update left out \(1 so far\)"
+check "with the same weights" same half skip
+
+# ---- averages ----
+steps=("$work"/one/checkpoints/step_00000000{2,4,6})
+check "averages three checkpoints" bash -c "$program average ${steps[*]} --to $work/mean > $work/log 2>&1"
+check "the mean, to the bit" python3 - "$work/mean" "${steps[@]}" << 'END'
+import array, struct, sys
+def tensors(folder):
+    data = open(folder + "/model.safetensors", "rb").read()
+    return array.array("f", data[8 + struct.unpack("<Q", data[:8])[0]:])
+mean, *all = map(tensors, sys.argv[1:])
+assert len(mean) == len(all[0]) > 10000
+assert mean == array.array("f", [(a + b + c) / 3 for a, b, c in zip(*all)])
+END
+check "the mean trains on" bash -c "$program --init-from $work/mean --data $work/data --steps 0 --seq-len 24 --batch 2 --val-tokens 48 > $work/log 2>&1"
+check "the mean of one model is refused" bash -c "! $program average ${steps[0]} --to $work/mean1 > $work/log 2>&1"
+run small --dim 16 --ffn 20 --steps 1
+check "models that differ are refused" bash -c "! $program average ${steps[0]} $work/small/final --to $work/mean2 > $work/log 2>&1"
+summary
