@@ -94,6 +94,10 @@ static int train_command(TrainOptions options, Process& process) {
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
+    if (options.recipe && !from)
+        for (const std::string& line :
+             choose_recipe(options, model_config(options, find_data(options).vocab), process.size()))
+            if (process.is_root()) std::printf("%s\n", line.c_str());
     if (options.batch == 0)
         if (const std::string line = choose_batch(options, process); process.is_root())
             std::printf("%s\n", line.c_str());

@@ -5,6 +5,7 @@
 
 #include "kernels/runtime/request.h"
 #include "llama/base/text.h"
+#include "llama/model/recipe.h"
 
 namespace rz {
 
@@ -47,20 +48,20 @@ std::span<const Preset> presets() {
         {"tiny", make({512, 1280, 5, 8, 4, 32000}, false, 2048, 1e4, 1, 2), "~46M"},
         {"small", make({1024, 2560, 24, 16, 4, 32000}, false, 2048, 1e4, 1, 2), "~318M"},
         {"medium", make({2048, 6144, 24, 16, 8, 32000}, false, 4096, 1e4, 1, 2), "~1.34B"},
-        {"gpt2-124m", make({768, 2048, 12, 12, 12, 50304}, true, 1024, 1e4, 50256, 50256), "a LLaMA of GPT-2's size"},
+        {"gpt2-124m", make({768, 2048, 12, 12, 12, 50304}, true, 1024, 1e4, 50256, 50256), "a LLaMA of GPT-2's size", "GPT-2 124M"},
         {"gpt2-355m", make({1024, 2752, 24, 16, 16, 50304}, true, 1024, 1e4, 50256, 50256),
-         "a LLaMA of GPT-2 medium's size"},
+         "a LLaMA of GPT-2 medium's size", "GPT-3 350M"},
         {"smollm2-135m", smollm2({576, 1536, 30, 9, 3, 49152}, 1e5), "HuggingFaceTB/SmolLM2-135M"},
         {"smollm2-360m", smollm2({960, 2560, 32, 15, 5, 49152}, 1e5), "HuggingFaceTB/SmolLM2-360M"},
-        {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000), "HuggingFaceTB/SmolLM2-1.7B"},
-        {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2), "TinyLlama-1.1B"},
+        {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000), "HuggingFaceTB/SmolLM2-1.7B", "SmolLM2 1.7B"},
+        {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2), "TinyLlama-1.1B", "TinyLlama 1.1B"},
         {"llama3.2-1b", llama3({2048, 8192, 16, 32, 8, 128256}, true, 32), "meta-llama/Llama-3.2-1B"},
         {"llama3.2-3b", llama3({3072, 8192, 28, 24, 8, 128256}, true, 32), "meta-llama/Llama-3.2-3B"},
-        {"llama3-8b", first_llama3({4096, 14336, 32, 32, 8, 128256}), "meta-llama/Meta-Llama-3-8B"},
-        {"llama3-70b", first_llama3({8192, 28672, 80, 64, 8, 128256}), "meta-llama/Meta-Llama-3-70B"},
-        {"llama3.1-8b", llama3({4096, 14336, 32, 32, 8, 128256}, false, 8), "meta-llama/Llama-3.1-8B"},
-        {"llama3.1-70b", llama3({8192, 28672, 80, 64, 8, 128256}, false, 8), "meta-llama/Llama-3.1-70B"},
-        {"llama3.1-405b", llama3({16384, 53248, 126, 128, 8, 128256}, false, 8), "meta-llama/Llama-3.1-405B"},
+        {"llama3-8b", first_llama3({4096, 14336, 32, 32, 8, 128256}), "meta-llama/Meta-Llama-3-8B", "Llama 3 8B"},
+        {"llama3-70b", first_llama3({8192, 28672, 80, 64, 8, 128256}), "meta-llama/Meta-Llama-3-70B", "Llama 3 70B"},
+        {"llama3.1-8b", llama3({4096, 14336, 32, 32, 8, 128256}, false, 8), "meta-llama/Llama-3.1-8B", "Llama 3 8B"},
+        {"llama3.1-70b", llama3({8192, 28672, 80, 64, 8, 128256}, false, 8), "meta-llama/Llama-3.1-70B", "Llama 3 70B"},
+        {"llama3.1-405b", llama3({16384, 53248, 126, 128, 8, 128256}, false, 8), "meta-llama/Llama-3.1-405B", "Llama 3 405B"},
     };
     // clang-format on
     return all;
@@ -83,7 +84,8 @@ std::string preset_table() {
     for (const Preset& p : presets()) {
         ModelConfig c = p.config;
         c.resolve();
-        out += format("%-15s %s%s%s\n", p.name, summary(c).c_str(), *p.about ? "  # " : "", p.about);
+        out += format("%-15s %s%s%s\n%15s %s\n", p.name, summary(c).c_str(), *p.about ? "  # " : "", p.about, "",
+                      recommended(c, p.published).c_str());
     }
     return out;
 }

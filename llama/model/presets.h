@@ -14,13 +14,14 @@ struct Preset {
     const char* name;
     ModelConfig config;  // not resolved: head_dim follows dim and heads if those are overridden
     const char* about;
+    const char* published = nullptr;  // name in recipe.h; none: what --auto's rules give
 };
 std::span<const Preset> presets();
 
 // Throws naming the nearest preset if there is none of this name. Override fields, then call resolve().
 const Preset& find_preset(std::string_view name);
 
-// One line per preset: name, parameters, shape, remark.
+// Two lines per preset: name, parameters, shape, remark; the recommended rate and batch.
 std::string preset_table();
 
 }  // namespace rz

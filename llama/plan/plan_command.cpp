@@ -7,6 +7,8 @@
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
+#include "llama/model/presets.h"
+#include "llama/model/recipe.h"
 #include "llama/plan/plan.h"
 #include "llama/report/log.h"
 #include "llama/train/batches.h"
@@ -25,6 +27,11 @@ ModelConfig config_of(TrainOptions& o, std::string& note) {
             format("%s is not here: the vocabulary is the preset's", o.data.empty() ? "--train-data" : o.data.c_str());
     }
     return model_config(o, vocab);
+}
+
+// Under which a model of this preset was published; nullptr: none.
+const char* preset_name(const TrainOptions& o) {
+    return o.init_from.empty() && o.fields.empty() ? find_preset(o.preset).published : nullptr;
 }
 
 std::string command_line(const TrainOptions& o) {
@@ -252,6 +259,8 @@ int plan_command(const PlanOptions& o) {
         require_request(c.machine.cpu || c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0,
                         "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out",
                         c.machine.name.c_str());
+    std::vector<std::string> chosen;
+    if (c.options.recipe) chosen = choose_recipe(c.options, c.config, c.ranks, double(o.tokens));
     if (o.search) return search_command(c);
     if (c.options.batch == 0) {  // --batch auto
         c.options.batch = 1;
@@ -267,6 +276,9 @@ int plan_command(const PlanOptions& o) {
         std::printf("batch    %lld sequences x %lld tokens x %lld ranks x %lld micro-batches = %lld tokens per step\n",
                     (long long)c.options.batch, (long long)c.options.seq_len, (long long)dp, (long long)M,
                     (long long)(c.options.batch * c.options.seq_len * dp * M));
+        for (const std::string& line : chosen) std::printf("%s\n", line.c_str());
+        if (chosen.empty() && c.options.init_from.empty())
+            std::printf("recipe   %s\n", recommended(c.config, preset_name(c.options)).c_str());
         print_memory(c, plan);
         print_time(c, plan, tokens);
     }

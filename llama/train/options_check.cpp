@@ -77,6 +77,16 @@ void check_given(const TrainOptions& o) {
     require_request(!o.given.count("init-scale") || o.init_from.empty(),
                     "--init-scale is about weights that are drawn, and --init-from %s has them: leave it out",
                     o.init_from.c_str());
+    require_request(
+        !o.recipe || o.init_from.empty(),
+        "--auto is for training from scratch, and --init-from %s has weights\n  nearest: leave it out; --lr is "
+        "then that of fine-tuning",
+        o.init_from.c_str());
+    require_request(!o.recipe || o.grad_accum == 0,
+                    "--auto and --grad-accum %lld both say how large an update is\n  leave one of them out",
+                    (long long)o.grad_accum);
+    require_request(!o.recipe || !o.print_config,
+                    "--print-config with --auto: neither shows the other\n  nearest: train_llama plan --auto");
     require_request(o.batch > 0 || !o.print_config,
                     "--print-config with --batch auto: what fits depends on the machine\n"
                     "  nearest: train_llama plan, or --batch 1");

@@ -8,6 +8,7 @@
 #include "llama/model/hf.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/presets.h"
+#include "llama/model/recipe.h"
 #include "llama/train/options_train.h"
 
 namespace rz {
@@ -30,6 +31,57 @@ static void settle_schedule(TrainOptions& o) {
     require_request(o.min_lr <= o.lr,
                     "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr,
                     o.lr, o.lr);
+}
+
+static void set_value(TrainOptions& o, const std::string& flag, const std::string& value) {
+    o.values[flag] = o.kept_flags[flag] = value;
+}
+
+std::vector<std::string> choose_recipe(TrainOptions& o, const ModelConfig& c, int64_t ranks, double tokens) {
+    std::vector<std::string> lines;
+    const auto given = [&](const char* flag) { return o.given.count(flag) > 0; };
+    const auto chosen = [&](const char* flag, const std::string& value, const std::string& why) {
+        set_value(o, flag, value);
+        lines.push_back(format("auto     --%s %s: %s", flag, value.c_str(), why.c_str()));
+    };
+    const double fixed = double(o.batch_tokens);
+    const bool by_steps = given("steps") && tokens <= 0;
+    const Recipe r = by_steps && fixed == 0 ? recipe_of_steps(c, o.seq_len, double(o.steps))
+                     : by_steps             ? recipe_of_tokens(c, o.seq_len, fixed * double(o.steps))
+                                            : recipe_of_tokens(c, o.seq_len, tokens);
+    const std::string rule = format("for C = %.2g FLOPs (DeepSeek LLM, Bi et al. 2024, section 3.1)", r.flops);
+    if (fixed == 0) {
+        const int64_t micro =
+            std::max<int64_t>(1, o.batch) * o.seq_len * Grid(int(ranks), grid_options(o)).size(Axis::dp);
+        o.batch_tokens = std::max<int64_t>(1, std::llround(r.batch_tokens / double(micro))) * micro;
+        chosen("batch-tokens", std::to_string(o.batch_tokens),
+               format("0.2920 C^0.3271 = %.3g ", r.batch_tokens) + rule + ", in whole micro-batches");
+    }
+    if (!given("steps") || tokens > 0) {
+        o.steps = std::max<int64_t>(1, std::llround(r.tokens / double(o.batch_tokens)));
+        chosen("steps", std::to_string(o.steps),
+               tokens > 0
+                   ? format("%s tokens, as --tokens says", token_count(tokens).c_str())
+                   : format("%s tokens, 20 for each parameter (Hoffmann et al. 2022)", token_count(r.tokens).c_str()));
+    }
+    if (!given("lr")) {
+        o.lr = std::strtod(format("%.3g", r.lr).c_str(), nullptr);
+        chosen("lr", format("%.3g", r.lr), "0.3118 C^-0.1250 " + rule);
+    }
+    if (!given("weight-decay"))
+        chosen("weight-decay", format("%g", o.weight_decay = 0.1), "Llama 2 (Touvron et al. 2023b)");
+    if (!given("warmup")) {
+        o.warmup = std::min<int64_t>(2000, o.steps / 10);
+        chosen("warmup", std::to_string(o.warmup), "2000 steps, Llama 2's, or a tenth of a shorter run");
+    }
+    if (!given("lr-schedule")) {
+        o.decay = Decay::cosine;
+        chosen("lr-schedule", "cosine", given("min-lr") ? "Llama 2's" : "Llama 2's, down to a tenth of --lr");
+    }
+    if (!given("min-lr")) o.min_lr = -1;
+    if (!given("cooldown")) o.cooldown = -1;
+    settle_schedule(o);
+    return lines;
 }
 
 void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,

@@ -215,6 +215,12 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     batch.whole("--grad-accum", Keeps::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
     batch.count("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.").basic();
+    batch
+        .on_off(
+            "--auto", Keeps::no, o.recipe,
+            "Choose --steps, --batch-tokens, --lr, its schedule and --weight-decay by published rules, from the model's "
+            "size; what is given stays. Each choice is printed with its source.")
+        .basic();
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {

@@ -79,6 +79,7 @@ struct TrainOptions {
     int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
     int64_t grad_accum = 0;    // or micro-batches of each rank per update; 0: by batch_tokens
     int64_t steps = 1000;
+    bool recipe = false;  // --auto
 
     // optimizer
     double lr = 1e-3, min_lr = -1;  // min_lr < 0: a tenth of lr
@@ -231,6 +232,10 @@ ModelConfig model_config(const TrainOptions&, int64_t data_vocab);
 void override_fields(const TrainOptions&, ModelConfig& config);
 // Throws if the sequences or the data's vocabulary do not fit the model.
 void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
+
+// --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and (of
+// a plan, else 0) tokens. Returns a line for each, with its source.
+std::vector<std::string> choose_recipe(TrainOptions&, const ModelConfig&, int64_t ranks, double tokens = 0);
 
 // Micro-batches per update of `ranks` on the dp axis. Throws with the nearest valid values if batch_tokens does not
 // divide.

@@ -92,8 +92,8 @@ std::string run_config(const Trainer& t) {
     for (const OptionRow& row : command_table(fresh).rows) {
         const std::string name = row.flag.substr(2);
         // What says how this start began says nothing about the run.
-        if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "lr-continue", "rewarm",
-                                  "allow-lr-jump", "allow-data-change", "before-resume", "allow-commands"}
+        if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "auto", "lr-continue",
+                                  "rewarm", "allow-lr-jump", "allow-data-change", "before-resume", "allow-commands"}
                 .count(name))
             continue;
         const auto asked = o.values.find(name), found = values.find(name);

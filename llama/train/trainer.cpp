@@ -28,6 +28,7 @@
 #include "llama/base/fault.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
+#include "llama/model/recipe.h"
 #include "llama/model/weights.h"
 #include "llama/report/device_peak.h"
 #include "llama/train/plan_memory.h"
@@ -377,6 +378,13 @@ static void announce(Trainer& t, const std::string& note) {
                                         : format("down to %g at step %lld (%s)", std::min(o.min_lr, t.lr.from_rate),
                                                  (long long)o.steps, name_of(o.decay))
                                               .c_str()));
+    if (o.init_from.empty())
+        if (const std::string odd = unlike_published(core.config, o.lr, double(t.batches->tokens_per_step()));
+            !odd.empty())
+            for (size_t at = 0, end; at < odd.size(); at = end + 1) {
+                end = std::min(odd.find('\n', at), odd.size());
+                log.line((at == 0 ? "advice   " : "         ") + odd.substr(at, end - at));
+            }
     if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
         log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
     log.line(planned_memory(t));

@@ -1,0 +1,93 @@
+// Recommended rates and batches: the rule against the runs of those who made it, what is odd, and what --auto sets.
+#include "llama/model/recipe.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "llama/model/presets.h"
+#include "llama/train/options_train.h"
+
+namespace rz {
+namespace {
+
+ModelConfig preset(const char* name) {
+    ModelConfig c = find_preset(name).config;
+    c.resolve();
+    return c;
+}
+
+// DeepSeek LLM 7B and 67B were trained on 2T tokens with what their rule gave (Bi et al. 2024, table 2): 4.2e-4 and
+// 2304 sequences of 4096, 3.2e-4 and 4608. Rounded there, so within a tenth.
+TEST(Recipe, GivesDeepSeeksOwnRuns) {
+    struct Run {
+        int64_t dim, layers, heads, kv_heads, ffn;
+        double lr, sequences;
+    };
+    for (const Run& run : {Run{4096, 30, 32, 32, 11008, 4.2e-4, 2304}, {8192, 95, 64, 8, 22016, 3.2e-4, 4608}}) {
+        ModelConfig c;
+        c.dim = run.dim, c.layers = run.layers, c.heads = run.heads, c.kv_heads = run.kv_heads, c.ffn = run.ffn;
+        c.vocab = 102400, c.max_seq_len = 4096;
+        c.resolve();
+        const Recipe r = recipe_of_tokens(c, 4096, 2e12);
+        EXPECT_NEAR(r.lr, run.lr, 0.1 * run.lr);
+        EXPECT_NEAR(r.batch_tokens, run.sequences * 4096, 0.1 * run.sequences * 4096);
+    }
+}
+
+TEST(Recipe, OfStepsHasTheBatchOfItsOwnTokens) {
+    const Recipe r = recipe_of_steps(preset("gpt2-124m"), 1024, 5000);
+    EXPECT_NEAR(r.tokens, 5000 * r.batch_tokens, 1e-6 * r.tokens);
+    EXPECT_NEAR(recipe_of_tokens(preset("gpt2-124m"), 1024).tokens, 20.0 * 124e6, 0.02 * 20 * 124e6);
+}
+
+TEST(Recipe, NamesWhatNobodyPublished) {
+    EXPECT_EQ(unlike_published(preset("llama3.1-8b"), 3e-4, 4 << 20), "");
+    EXPECT_EQ(unlike_published(preset("llama3.1-8b"), 3e-4, 16 << 20), "");
+    EXPECT_EQ(unlike_published(preset("llama3.1-8b"), 4 * 4.2e-4, 2e6 / 3.9), "") << "within a factor of four";
+    const std::string odd = unlike_published(preset("llama3.1-8b"), 1e-2, 8 * 256);
+    EXPECT_NE(odd.find("lr 0.01 is 24 x above"), std::string::npos) << odd;
+    EXPECT_NE(odd.find("2.05k tokens an update is 977 x below"), std::string::npos) << odd;
+    EXPECT_NE(odd.find("GPT-3 6.7B"), std::string::npos) << odd;
+    EXPECT_EQ(unlike_published(preset("bytes"), 1, 1), "") << "nothing of this size was published";
+    for (const Preset& p : presets()) {
+        if (!p.published) continue;
+        const auto& all = published();
+        const auto at = std::find_if(all.begin(), all.end(),
+                                     [&](const Published& q) { return q.name == std::string(p.published); });
+        ASSERT_NE(at, all.end()) << p.name;
+        EXPECT_EQ(unlike_published(preset(p.name), at->lr, at->batch), "") << p.name;
+        EXPECT_NE(preset_table().find(at->source), std::string::npos);
+    }
+}
+
+TEST(Recipe, AutoSetsWhatIsNotGiven) {
+    TrainOptions o;
+    o.batch = 4, o.seq_len = 1024, o.tp = 2;
+    const ModelConfig c = preset("gpt2-124m");
+    std::vector<std::string> lines = choose_recipe(o, c, 16);
+    const Recipe r = recipe_of_tokens(c, 1024);
+    EXPECT_EQ(o.batch_tokens % (4 * 1024 * 8), 0) << "of 16 ranks two share a model";
+    EXPECT_NEAR(double(o.batch_tokens), r.batch_tokens, 4 * 1024 * 8 / 2);
+    EXPECT_NEAR(double(o.steps * o.batch_tokens), r.tokens, double(o.batch_tokens));
+    EXPECT_NEAR(o.lr, r.lr, 0.005 * r.lr);
+    EXPECT_DOUBLE_EQ(o.min_lr, 0.1 * o.lr);
+    EXPECT_EQ(o.warmup, std::min<int64_t>(2000, o.steps / 10));
+    EXPECT_EQ(lines.size(), 6u);
+    EXPECT_EQ(o.kept_flags.at("steps"), std::to_string(o.steps)) << "a resume goes on with it";
+
+    TrainOptions given;
+    given.batch = 4, given.seq_len = 1024, given.steps = 300, given.lr = 1e-4, given.min_lr = 0, given.warmup = 7;
+    given.given = {"steps", "lr", "min-lr", "warmup"};
+    lines = choose_recipe(given, c, 1);
+    EXPECT_EQ(given.steps, 300);
+    EXPECT_EQ(given.lr, 1e-4);
+    EXPECT_EQ(given.min_lr, 0);
+    EXPECT_EQ(given.warmup, 7);
+    EXPECT_NEAR(double(given.batch_tokens), recipe_of_steps(c, 1024, 300).batch_tokens, 4 * 1024 / 2);
+    EXPECT_EQ(lines.size(), 3u) << "batch-tokens, weight-decay, lr-schedule";
+}
+
+}  // namespace
+}  // namespace rz
