@@ -102,11 +102,14 @@ static int train_command(TrainOptions options, Process& process) {
         if (const std::string line = choose_batch(options, process); process.is_root())
             std::printf("%s\n", line.c_str());
     health.set_guards(options);
-    for (;;) {
+    for (const int64_t batch_tokens = options.batch_tokens;;) {
+        options.batch_tokens = batch_tokens;
+        enter_ramp_stage(options, from ? from->manifest.tokens : 0);
         Trainer trainer(options, process, health, from);
         RunEnd end = train_or_end_job(trainer);
         if (!end.rollback) return end.exit_code;
-        from = std::move(end.rollback);  // rolled back: as if the program had been started again there
+        // Rolled back, or a larger batch: as if the program had been started again there.
+        from = std::move(end.rollback);
     }
 }
 

@@ -8,7 +8,8 @@
 //                                                                                        if write_gradient
 //
 // The gradient is that of loss + z_loss (PaLM, Chowdhery et al. 2022, section 5). With z = 0 it is that of the loss, to
-// the bit. A target of kIgnoreTarget gives losses 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype once.
+// the bit. A target of kIgnoreTarget gives losses 0 and gradient 0. fp32 arithmetic; the gradient is rounded to dtype
+// once.
 
 #include "kernels/runtime/device.h"
 

@@ -46,8 +46,8 @@ class ShardedAdamW {
     // parameters, masters and moments as they are. `step` counts from 1 and draws the stochastic rounding. AdamW's bias
     // correction uses the number of updates that were made, which only the device counts.
     void update(float learning_rate, int64_t step);
-    // Between gradient_norm() and update(), on every rank: this update leaves parameters, masters, moments, the count of
-    // updates and the loss scale as they are, as one with a non-finite norm does.
+    // Between gradient_norm() and update(), on every rank: this update leaves parameters, masters, moments, the count
+    // of updates and the loss scale as they are, as one with a non-finite norm does.
     void leave_out();
     // From now on (nullptr: no longer) update() shows its pieces to this. Not with OffloadOptimizer::cpu.
     void watch(UpdateWatcher* watcher) { watcher_ = watcher; }

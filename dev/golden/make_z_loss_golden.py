@@ -36,7 +36,7 @@ if "--olmo" in sys.argv:
 
 def array(name, values):
     """Several to a line: clang-format would give each a line of its own."""
-    lines = [", ".join(f"{v:.9g}" for v in values[i:i + 8]) for i in range(0, len(values), 8)]
+    lines = [", ".join(f"{v:.9g}" for v in values[i:i + 6]) for i in range(0, len(values), 6)]
     return f"constexpr double {name}[] = {{\n    " + ",\n    ".join(lines) + "};"
 
 

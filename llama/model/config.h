@@ -27,8 +27,8 @@ struct ModelConfig {
     double norm_eps = 1e-5;
     bool tied = false;  // the head is the embedding
     double init_std = 0.02;
-    // Of o_proj and down_proj, whose products are added to the residual stream: a factor of init_std. < 0: 1 / sqrt(2 L),
-    // as in GPT-2. Not in config.json.
+    // A factor of init_std for o_proj and down_proj, whose products are added to the residual stream. Below 0: it is
+    // 1 / sqrt(2 L), as in GPT-2. config.json does not have it.
     double branch_init = -1;
 
     int64_t bos = -1;          // -1: none

@@ -32,8 +32,8 @@ Recipe recipe_of_steps(const ModelConfig&, int64_t seq_len, double steps);
 std::string unlike_published(const ModelConfig&, double lr, double batch_tokens);
 
 std::string token_count(double tokens);  // "0.5M", "16.8M", "160B"
-// "lr 3e-04, 4M to 16M tokens an update (Llama 3 8B, Grattafiori et al. 2024)": as published under this name, else (nullptr)
-// by rule
+// "lr 3e-04, 4M to 16M tokens an update (Llama 3 8B, Grattafiori et al. 2024)": as published under this name, or
+// (nullptr) by rule
 std::string recommended(const ModelConfig&, const char* published_as);
 
 }  // namespace rz

@@ -50,7 +50,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
     m.flags = t.options.kept_flags;
     m.flags["collectives"] = text_of({t.mesh->algorithm(), t.options.collectives.tp});
     m.nodes = t.mesh->grid().nodes(Axis::data);
-    m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
+    if (t.options.batch_ramp.empty()) m.flags["batch-tokens"] = std::to_string(batches.tokens_per_step());
     if (t.process.is_root()) m.data = t.sources.train->fingerprint(m.samples).to_json();
     t.shard_sums->follow(t.sources.files());
     m.shards = t.shard_sums->known();
@@ -143,6 +143,15 @@ RunEnd finish(Trainer& t) {
     if (health.end() && health.end()->undo_from > 0)
         if (std::optional<ResumePoint> point = plan_rollback(t, health.end()->undo_from))
             return {kExitNumbers, std::move(point)};
+    if (!health.end() &&
+        t.stage_ends(last)) {  // --batch-ramp: the next stage begins as if the program were started again
+        require(last_save_good,
+                "--batch-ramp: the checkpoint after step %lld could not be saved, and the next stage begins there",
+                (long long)last);
+        files.join();
+        t.log->wait_for_files();
+        return {kExitSuccess, checkpoint_at(t.options, t.process, last)};
+    }
     if (health.end() && !(health.end()->saves && last == t.options.steps)) {
         const int exit_code = finish_early(t, last_save_good);
         finish_commands(t, exit_code);

@@ -34,8 +34,8 @@ class Metrics {
     void restore(int64_t updates, uint64_t data_hash, int64_t last_step, const LossScaleState* loss_scale);
 
     void begin(int64_t step);
-    // Collective, between a step's gradient norm and its update: whether --on-spike skip leaves the update out. Waits for
-    // the step's loss and norm, and reports the step before.
+    // Collective, between a step's gradient norm and its update: whether --on-spike skip leaves the update out. Waits
+    // for the step's loss and norm, and reports the step before.
     bool is_outlier(int64_t step);
     // Takes loss and gradient norm of the step just enqueued, and reports the step before: the host runs one ahead.
     void end(int64_t step);
@@ -59,8 +59,7 @@ class Metrics {
     static constexpr int64_t kScaleState = 32;
     struct Probe {  // numbers of a step on their way to the host
         int64_t step = -1;
-        Buffer
-            host;  // double loss sum, float norm, at 16 int64 updates made, at 24 double z-loss sum, at 32 LossScaleState
+        Buffer host;  // double loss sum, float norm; at 16 int64 updates made, 24 double z-loss sum, 32 LossScaleState
         Event done;
         uint64_t data_hash = 0;  // of this rank's tokens
         Batches::Attended attended;

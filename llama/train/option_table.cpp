@@ -113,7 +113,7 @@ OptionRow& OptionGroup::whole(const FlagName& flag, Keeps keeps, int64_t& to, in
 }
 
 // "1.5k" is 1500: digits, perhaps with a point, and a unit.
-static std::string plain_count(const std::string& text) {
+std::string plain_count(const std::string& text) {
     const size_t unit = text.find_first_not_of("0123456789.");
     if (unit == 0 || unit + 1 != text.size()) return text;
     const size_t names = std::string("kKmMbB").find(text[unit]);

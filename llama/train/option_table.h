@@ -77,6 +77,9 @@ FlagFound find_flag(std::span<const OptionRow> rows, std::string name);
 // "on" or "off" of on, true, yes, off, false, no; else as it is.
 std::string switch_value(const std::string& text, bool turned = false);
 
+// 1000 of 1k, 2000000 of 2M, 1500000000 of 1.5B; else as it is.
+std::string plain_count(const std::string& text);
+
 // Checks of a value's text: what is wrong with it, or "".
 std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max);
 std::string wrong_real_number(const std::string& text, double min, double max);

@@ -69,11 +69,7 @@ static void check_guards_and_output(const TrainOptions& o) {
                         "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
 }
 
-// Refuses flags on this command line that contradict each other, or that would have no effect.
-void check_given(const TrainOptions& o) {
-    require_request(!o.given.count("preset") || o.init_from.empty(),
-                    "--preset %s and --init-from %s both say what the model is\n  leave one of them out",
-                    o.preset.c_str(), o.init_from.c_str());
+static void check_start_and_batch(const TrainOptions& o) {
     require_request(!o.given.count("init-scale") || o.init_from.empty(),
                     "--init-scale is about weights that are drawn, and --init-from %s has them: leave it out",
                     o.init_from.c_str());
@@ -87,6 +83,20 @@ void check_given(const TrainOptions& o) {
                     (long long)o.grad_accum);
     require_request(!o.recipe || !o.print_config,
                     "--print-config with --auto: neither shows the other\n  nearest: train_llama plan --auto");
+    require_request(o.batch_ramp.empty() || o.batch_tokens > 0 || o.recipe,
+                    "--batch-ramp grows to --batch-tokens, which is not given\n  nearest: --batch-tokens %lld",
+                    o.batch_ramp.empty() ? 0ll : 2 * (long long)o.batch_ramp.back().batch_tokens);
+    require_request(
+        o.batch_ramp.empty() || !o.out.empty(),
+        "--batch-ramp saves a checkpoint where the batch grows, in --out, which is not given: name a folder");
+}
+
+// Refuses flags on this command line that contradict each other, or that would have no effect.
+void check_given(const TrainOptions& o) {
+    require_request(!o.given.count("preset") || o.init_from.empty(),
+                    "--preset %s and --init-from %s both say what the model is\n  leave one of them out",
+                    o.preset.c_str(), o.init_from.c_str());
+    check_start_and_batch(o);
     require_request(o.batch > 0 || !o.print_config,
                     "--print-config with --batch auto: what fits depends on the machine\n"
                     "  nearest: train_llama plan, or --batch 1");

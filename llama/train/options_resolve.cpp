@@ -203,6 +203,23 @@ void override_fields(const TrainOptions& o, ModelConfig& c) {
     }
 }
 
+void enter_ramp_stage(TrainOptions& o, int64_t tokens) {
+    o.stage_end = 0;
+    if (o.batch_ramp.empty()) return;
+    const int64_t most = o.batch_ramp.back().batch_tokens;
+    require_request(o.grad_accum == 0 && o.batch_tokens % most == 0,
+                    "--batch-ramp: updates of %lld tokens do not divide those that follow, of %lld (--batch-tokens)\n"
+                    "  nearest: --batch-tokens %lld",
+                    (long long)most, (long long)o.batch_tokens,
+                    (long long)(std::max<int64_t>(1, o.batch_tokens / most) * most));
+    for (const TrainOptions::RampStage& s : o.batch_ramp) {
+        if (tokens >= s.until) continue;
+        o.batch_tokens = s.batch_tokens;
+        o.stage_end = s.until;
+        return;
+    }
+}
+
 int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     const int64_t micro = checked_mul(checked_mul(o.batch, o.seq_len, "batch"), ranks, "batch");
     if (o.grad_accum > 0) return o.grad_accum;

@@ -105,6 +105,25 @@ static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
     return true;
 }
 
+// "4M:252M,8M:2870G": batches as --batch-tokens has them, tokens as counts (k, M, B of 1000)
+static bool read_ramp(const std::string& text, std::vector<TrainOptions::RampStage>& stages) {
+    stages.clear();
+    for (size_t at = 0; at < text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size()), colon = text.find(':', at);
+        if (colon >= end || end + 1 == text.size()) return false;
+        TrainOptions::RampStage s{};
+        const std::string until = text.substr(colon + 1, end - colon - 1);
+        if (!read_batch_tokens(text.substr(at, colon - at), s.batch_tokens) || s.batch_tokens == 0) return false;
+        if (!wrong_whole_number(plain_count(until), 1, kBig).empty()) return false;
+        s.until = std::strtoll(plain_count(until).c_str(), nullptr, 10);
+        if (!stages.empty() && (s.until <= stages.back().until || s.batch_tokens % stages.back().batch_tokens != 0))
+            return false;
+        stages.push_back(s);
+        at = end + 1;
+    }
+    return true;
+}
+
 static void add_guards(OptionGroup g, TrainOptions& o) {
     g.checked(
          "--time-limit", Keeps::no, "TIME",
@@ -145,7 +164,7 @@ void add_gemm_rows(OptionGroup& g, Keeps keeps, GemmTune& tune, std::string& cac
     g.text("--gemm-cache", keeps, cache, "File of choices for other runs; read even if off.");
 }
 
-static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
+static void add_data(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup data(rows, "Data", "data", "data");
     data.text("--data", Keeps::always, o.data,
               "Folder made by data_prep/prepare.py: train and val shards, tokenizer; or a mix by shares of the tokens: "
@@ -180,7 +199,9 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "(prepare.py); eos: a token ends each.")
         .was("doc-boundary");
     data.whole("--doc-token", Keeps::always, o.doc_token, -1, INT32_MAX, "Id of that token. -1: the --data folder's.");
+}
 
+static void add_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup batch(rows, "Batch and length of the run", "batch", "training");
     constexpr int64_t kMostSequences = 1 << 20;
     batch
@@ -212,14 +233,29 @@ static void add_data_and_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
             return read_batch_tokens(text, tokens) ? std::to_string(tokens) : text;  // 4M is 4194304
         })
         .default_text = "0";
+    batch
+        .checked(
+            "--batch-ramp", Keeps::always, "BATCH:TOKENS,...",
+            "Smaller updates at first, of BATCH tokens until the run has seen TOKENS, then of --batch-tokens: "
+            "4M:252M,8M:2870B is Llama 3 405B's before 16M. Each divides the next. A checkpoint is saved where the batch "
+            "grows.",
+            [](const std::string& text) {
+                std::vector<TrainOptions::RampStage> stages;
+                return read_ramp(text, stages)
+                           ? ""
+                           : "'" + text +
+                                 "' is not BATCH:TOKENS,...: batches of which each divides the "
+                                 "next, until numbers of tokens that ascend, such as 64K:1M,128K:5M";
+            },
+            [&o](const std::string& text) { read_ramp(text, o.batch_ramp); })
+        .is_list = true;
     batch.whole("--grad-accum", Keeps::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
     batch.count("--steps", Keeps::always, o.steps, 0, kBig, "Number of updates.").basic();
     batch
-        .on_off(
-            "--auto", Keeps::no, o.recipe,
-            "Choose --steps, --batch-tokens, --lr, its schedule and --weight-decay by published rules, from the model's "
-            "size; what is given stays. Each choice is printed with its source.")
+        .on_off("--auto", Keeps::no, o.recipe,
+                "Choose batch, steps, learning rate, its schedule and decay by published rules, from the model's "
+                "size; what is given stays. Each choice is printed with its source.")
         .basic();
 }
 
@@ -585,7 +621,8 @@ CommandTable command_table(TrainOptions& o) {
                        {}};
     std::vector<OptionRow>& rows = table.rows;
     add_model({rows, "Model", "model", "model"}, o);
-    add_data_and_batch(rows, o);
+    add_data(rows, o);
+    add_batch(rows, o);
     add_optimizer(rows, o);
     add_device(rows, o);
     add_ranks(rows, o);

@@ -78,6 +78,12 @@ struct TrainOptions {
     int64_t seq_len = 256;
     int64_t batch_tokens = 0;  // tokens per update over all ranks; 0: one micro-batch each
     int64_t grad_accum = 0;    // or micro-batches of each rank per update; 0: by batch_tokens
+    // --batch-ramp: updates of so many tokens until so many tokens are seen, ascending; then of batch_tokens.
+    struct RampStage {
+        int64_t batch_tokens, until;
+    };
+    std::vector<RampStage> batch_ramp;
+    int64_t stage_end = 0;  // tokens at which the stage ends that batch_tokens is of; 0: the last one
     int64_t steps = 1000;
     bool recipe = false;  // --auto
 
@@ -233,9 +239,12 @@ void override_fields(const TrainOptions&, ModelConfig& config);
 // Throws if the sequences or the data's vocabulary do not fit the model.
 void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
 
-// --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and (of
-// a plan, else 0) tokens. Returns a line for each, with its source.
+// --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and
+// (of a plan, else 0) tokens. Returns a line for each, with its source.
 std::vector<std::string> choose_recipe(TrainOptions&, const ModelConfig&, int64_t ranks, double tokens = 0);
+
+// Sets batch_tokens and stage_end to those of a run that has seen so many tokens.
+void enter_ramp_stage(TrainOptions&, int64_t tokens);
 
 // Micro-batches per update of `ranks` on the dp axis. Throws with the nearest valid values if batch_tokens does not
 // divide.

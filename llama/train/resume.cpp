@@ -203,6 +203,18 @@ std::optional<ResumePoint> find_checkpoint(const TrainOptions& o, Process& proce
     return point;
 }
 
+ResumePoint checkpoint_at(const TrainOptions& o, Process& process, int64_t step) {
+    Process::DiskWork files(process);
+    std::optional<ResumePoint> point;
+    if (process.is_root()) {
+        const std::string folder = CheckpointStore(o.out).path(step);
+        point = ResumePoint{.folder = folder, .manifest = check_checkpoint(folder)};
+    }
+    point = share(std::move(point), process);
+    files.join();
+    return *point;
+}
+
 std::string set_aside(const std::string& out) {
     std::vector<std::string> names = names_in(out);
     std::erase_if(names,
@@ -334,11 +346,14 @@ std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest
     for (std::string& line : lines)
         if (line.rfind("--collectives ", 0) == 0)
             line += ": sums are rounded in another order, so bits differ from here on";
+    const int64_t last_batch = o.batch_tokens;
+    if (!o.batch_ramp.empty()) o.batch_tokens = o.batch_ramp.front().batch_tokens;  // divides the others
     if (!o.given.count("batch-tokens") && !o.given.count("grad-accum"))
         if (const std::string line =
                 fit_batch(o, Grid(int(ranks), grid_options(o)).size(Axis::dp), manifest.ranks == ranks);
             !line.empty())
             lines.push_back(line);
+    o.batch_tokens = last_batch;
     if (manifest.ranks != ranks || manifest.zero != o.zero)
         lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,
                                (long long)o.zero, (long long)manifest.ranks, (long long)manifest.zero));

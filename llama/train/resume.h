@@ -27,6 +27,8 @@ struct ResumePoint {
 // `saved_step`: of the last checkpoint that run_status.json tells of, or -1. A run that begins finds nothing of another
 // in --out.
 std::optional<ResumePoint> find_checkpoint(const TrainOptions&, Process&, int64_t saved_step);
+// Collective: the checkpoint of a step in --out.
+ResumePoint checkpoint_at(const TrainOptions&, Process&, int64_t step);
 // Rank 0, with the lock: moves all that lies in the folder into one inside it, and returns its name; "" if there was
 // nothing.
 std::string set_aside(const std::string& out);

@@ -177,6 +177,23 @@ void abandon_newer(const std::string& out, int64_t step, const std::string& run_
             (long long)newer[0], run_id.c_str());
 }
 
+void announce_data(const DataSources& s, Log& log) {
+    const size_t shards = s.train_shards();
+    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
+                    (long long)s.train->tokens(), shards, shards == 1 ? "" : "s", (long long)s.val_tokens()));
+    if (!s.paths.about.empty()) log.line("         " + s.paths.about);
+    const std::vector<DataSet>& sets = s.train->sets();
+    for (size_t k = 0; sets.size() > 1 && k < sets.size(); ++k) {
+        std::string shares;
+        for (const MixStage& stage : s.train->plan().stages())
+            shares +=
+                (shares.empty() ? "" : format(", from sample %lld on ", (long long)stage.first)) + stage.shares.text[k];
+        log.line(format("         %s: %lld tokens, share %s", sets[k].name.c_str(), (long long)sets[k].data.tokens(),
+                        shares.c_str()));
+    }
+    if (s.train->has_targets()) log.line("         the loss is on the tokens that the shards mark as targets");
+}
+
 void tell_of_rollback(Log& log, const Rollback& r, size_t count, int64_t most) {
     log.event(r.to,
               format("rollback %s: on from step %lld, without %lld sequences of the data (%zu of at most %lld)",

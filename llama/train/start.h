@@ -30,6 +30,7 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions&, const DataMix& 
 // Rank 0: renames the checkpoints after `step`, so that no run resumes from them, and says how to take them back.
 void abandon_newer(const std::string& out, int64_t step, const std::string& run_id);
 
+void announce_data(const DataSources&, Log&);
 void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);
 
 }  // namespace rz

@@ -286,21 +286,33 @@ static void check_host_memory(const TrainOptions& o, const ModelConfig& config, 
     for (const std::string& one : process.all_gather_text(problem)) require(one.empty(), "%s", one.c_str());
 }
 
-static void announce_data(const DataSources& s, Log& log) {
-    const size_t shards = s.train_shards();
-    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
-                    (long long)s.train->tokens(), shards, shards == 1 ? "" : "s", (long long)s.val_tokens()));
-    if (!s.paths.about.empty()) log.line("         " + s.paths.about);
-    const std::vector<DataSet>& sets = s.train->sets();
-    for (size_t k = 0; sets.size() > 1 && k < sets.size(); ++k) {
-        std::string shares;
-        for (const MixStage& stage : s.train->plan().stages())
-            shares +=
-                (shares.empty() ? "" : format(", from sample %lld on ", (long long)stage.first)) + stage.shares.text[k];
-        log.line(format("         %s: %lld tokens, share %s", sets[k].name.c_str(), (long long)sets[k].data.tokens(),
-                        shares.c_str()));
-    }
-    if (s.train->has_targets()) log.line("         the loss is on the tokens that the shards mark as targets");
+// Steps, rates, and what is odd about them.
+static void announce_steps(Trainer& t) {
+    const TrainOptions& o = t.options;
+    Log& log = *t.log;
+    if (o.stage_end > 0)
+        log.line(format("         until %lld tokens are seen; then more (--batch-ramp)", (long long)o.stage_end));
+    log.line(format(
+        "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+        "causal attention per token%s",
+        (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
+        t.peak.flops > 0 ? format(" and MFU (of %s)", t.peak.name.c_str()).c_str() : "",
+        t.sources.documents ? ", T of its document" : ""));
+    if (t.lr.from_step > 0)
+        log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
+                        t.lr.rewarm > 0 ? format("rising to %g in %lld steps", o.lr, (long long)t.lr.rewarm).c_str()
+                                        : format("down to %g at step %lld (%s)", std::min(o.min_lr, t.lr.from_rate),
+                                                 (long long)o.steps, name_of(o.decay))
+                                              .c_str()));
+    if (o.init_from.empty())
+        if (const std::string odd = unlike_published(t.core->config, o.lr, double(t.batches->tokens_per_step()));
+            !odd.empty())
+            for (size_t at = 0, end; at < odd.size(); at = end + 1) {
+                end = std::min(odd.find('\n', at), odd.size());
+                log.line((at == 0 ? "advice   " : "         ") + odd.substr(at, end - at));
+            }
+    if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
+        log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
 }
 
 // What the run is, in the log's first lines.
@@ -366,27 +378,7 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
                     (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
                     (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
-    log.line(format(
-        "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
-        "causal attention per token%s",
-        (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
-        t.peak.flops > 0 ? format(" and MFU (of %s)", t.peak.name.c_str()).c_str() : "",
-        s.documents ? ", T of its document" : ""));
-    if (t.lr.from_step > 0)
-        log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
-                        t.lr.rewarm > 0 ? format("rising to %g in %lld steps", o.lr, (long long)t.lr.rewarm).c_str()
-                                        : format("down to %g at step %lld (%s)", std::min(o.min_lr, t.lr.from_rate),
-                                                 (long long)o.steps, name_of(o.decay))
-                                              .c_str()));
-    if (o.init_from.empty())
-        if (const std::string odd = unlike_published(core.config, o.lr, double(t.batches->tokens_per_step()));
-            !odd.empty())
-            for (size_t at = 0, end; at < odd.size(); at = end + 1) {
-                end = std::min(odd.find('\n', at), odd.size());
-                log.line((at == 0 ? "advice   " : "         ") + odd.substr(at, end - at));
-            }
-    if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
-        log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
+    announce_steps(t);
     log.line(planned_memory(t));
 }
 
@@ -694,6 +686,10 @@ void save(Trainer& t, int64_t step, bool reports_due) {
 
 bool ends(Trainer& t, int64_t step) {
     t.health.look_for_stop();
+    if (!t.health.end() && t.stage_ends(step)) {
+        save(t, step, t.reports(step));
+        if (!t.health.end()) return true;
+    }
     if (!t.health.end()) return false;
     if (t.health.end()->saves && step == t.options.steps) return false;  // done anyway
     save_last(t, step, t.reports(step));

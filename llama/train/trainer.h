@@ -86,6 +86,10 @@ struct Trainer {
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
     bool reports(int64_t step) const { return validates(step) || evaluates(step); }
+    // --batch-ramp: updates grow after this step.
+    bool stage_ends(int64_t step) const {
+        return options.stage_end > 0 && step < options.steps && batches->tokens_after(step) >= options.stage_end;
+    }
     bool is_outlier(int64_t step) { return options.on_spike == OnSpike::skip && metrics->is_outlier(step); }
     bool rechecks(int64_t step) const { return recheck && step % options.recheck_every == 0; }
 

@@ -179,6 +179,23 @@ inline void add_parameters(TrainingCore& core, Collector& into) {
     }
 }
 
+inline CoreOptions core_options(const Layout& how, int64_t B) {
+    return {.zero = how.zero,
+            .adamw = {.max_norm = 0.5f},
+            .decay_embeddings = how.decay_embeddings,
+            .stage = {.B = B,
+                      .T = how.T,
+                      .recompute = how.recompute,
+                      .logits_bytes = how.logits_bytes,
+                      .fp8 = how.fp8,
+                      .z_loss = how.z_loss},
+            .micro_batches = how.micro_batches,
+            .threads = 1,
+            .pipeline = {.schedule = {.kind = how.schedule}},
+            .tp_overlap = how.overlap,
+            .tp_wire_f32 = how.wire_f32};
+}
+
 inline Outcome train(const Layout& how) {
     const int ranks = how.tp * how.dp * how.pp;
     Outcome out;
@@ -192,22 +209,7 @@ inline Outcome train(const Layout& how) {
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
         const int64_t B = how.B / how.dp;
-        TrainingCore core(how.config,
-                          {.zero = how.zero,
-                           .adamw = {.max_norm = 0.5f},
-                           .decay_embeddings = how.decay_embeddings,
-                           .stage = {.B = B,
-                                     .T = how.T,
-                                     .recompute = how.recompute,
-                                     .logits_bytes = how.logits_bytes,
-                                     .fp8 = how.fp8,
-                                     .z_loss = how.z_loss},
-                           .micro_batches = how.micro_batches,
-                           .threads = 1,
-                           .pipeline = {.schedule = {.kind = how.schedule}},
-                           .tp_overlap = how.overlap,
-                           .tp_wire_f32 = how.wire_f32},
-                          hub.device(rank), mesh);
+        TrainingCore core(how.config, core_options(how, B), hub.device(rank), mesh);
         Stream& compute = core.compute;
         if (how.folder.empty())
             initialise_weights(core.table, 11, compute, core.zero);

@@ -15,9 +15,9 @@ TEST(ZLossLayouts, TrainsAsOneRankDoes) {
     EXPECT_EQ(without.losses[0], want.losses[0]) << "the loss stays the cross-entropy";
     EXPECT_NE(without.norms[0][0], want.norms[0][0]);
     EXPECT_NE(without.losses[2], want.losses[2]);
-    // At the first step logits are small: lse is log V to a few per cent.
+    // At the first step logits are small: lse is not far above log V.
     const double log_v = std::log(37.0);
-    EXPECT_NEAR(want.z_losses[0], 0.02 * log_v * log_v * 8 / 9, 0.02 * log_v * log_v * 0.1);
+    EXPECT_NEAR(want.z_losses[0], 0.02 * log_v * log_v * 8 / 9, 0.02 * log_v * log_v * 0.25);
     struct Case {
         int tp, dp, pp, zero;
         PipelineKind schedule;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The stability kit as a user runs it: z-loss, the decay of embeddings, updates that are left out, averages. Each at
-# other layouts, and resumed in the middle. Ends with "N passed, N failed".
+# The stability kit as a user runs it: z-loss, the decay of embeddings, updates that are left out, averages, --auto, a
+# batch that grows. At other layouts, and resumed in the middle. Ends with "N passed, N failed".
 #
 #   test/program/test_stability.sh ./train_llama
 set -uo pipefail
@@ -26,7 +26,7 @@ close() {  # close NAME REFERENCE: losses, z-losses and norms of each step
 import json, sys
 a, b = ([j for j in map(json.loads, open(path)) if "loss" in j] for path in sys.argv[1:])
 bad = [(x, y) for x, y in zip(a, b) for k, bound in (("loss", 1e-5), ("z_loss", 1e-5), ("grad_norm", 1e-5))
-       if abs(x[k] / y[k] - 1) > bound]
+       if k in y and abs(x[k] / y[k] - 1) > bound]
 sys.exit(0 if len(a) == len(b) > 0 and not bad else f"{len(a)} and {len(b)} steps, {bad[:1]}")
 END
 }
@@ -89,4 +89,43 @@ check "the mean trains on" bash -c "$program --init-from $work/mean --data $work
 check "the mean of one model is refused" bash -c "! $program average ${steps[0]} --to $work/mean1 > $work/log 2>&1"
 run small --dim 16 --ffn 20 --steps 1
 check "models that differ are refused" bash -c "! $program average ${steps[0]} $work/small/final --to $work/mean2 > $work/log 2>&1"
+# ---- recommended rates and batches ----
+small=("${model[@]}" --data "$work/data" --seq-len 24 --batch 1 --val-every 0 --val-tokens 48)
+check "--auto trains" bash -c "$program ${small[*]} --auto --steps 20 --save-every 10 --out $work/auto > $work/log 2>&1"
+cp "$work/log" "$work/auto.log"
+check "and says what it chose, and why" says "auto     --lr [0-9.e-]+: 0.3118 C\^-0.1250 for C = "
+check "all of it" bash -c "[ \$(grep -c '^auto     --' $work/log) = 5 ]"
+rm -r "$work/auto/checkpoints/step_000000020" "$work/auto/final"
+check "a resume goes on with it" resume auto
+check "at the same rates and batches" bash -c "[ \"\$(grep -o 'step 20/20 | loss [0-9.]* | norm [0-9.]* | lr [^ ]*' $work/log)\" = \"\$(grep -o 'step 20/20 | loss [0-9.]* | norm [0-9.]* | lr [^ ]*' $work/auto.log)\" ]"
+check "--presets recommends" bash -c "$program --presets > $work/log 2>&1"
+check "as published" says "lr 0.0003, 4.2M to 17M tokens an update \(Llama 3 8B"
+check "a rate that nobody published" bash -c "$program --layers 1 --dim 128 --heads 4 --ffn 64 --vocab 49152 --seq-len 8 --batch 1 --lr 0.1 --steps 0 --val-tokens 8 --data synthetic --device cpu > $work/log 2>&1"
+check "is named" says "advice   lr 0.1 is 100 x above any published one of this size"
+
+# ---- a batch that grows: the bits of runs that are resumed by hand ----
+hand() { run hand --steps 5 --batch-tokens 96 && resume hand --steps 8 --batch-tokens 192 && resume hand --steps 12 --batch-tokens 384; }
+check "three runs, each with a larger batch" hand
+ramp=(--batch-ramp '96:400,192:1000' --batch-tokens 384 --steps 12)
+check "--batch-ramp" run ramp "${ramp[@]}"
+check "says where it grows" says "until 1000 tokens are seen"
+check "with their weights" same ramp hand
+for step in 5 8; do
+  rm -rf "$work/cut"
+  cp -r "$work/ramp" "$work/cut"
+  for after in 8 12; do [ $after -le $step ] || rm -r "$work/cut/checkpoints/step_$(printf %09d $after)"; done
+  rm -r "$work/cut/final"
+  check "resumes at step $step" resume cut
+  check "with the same weights" same cut ramp
+done
+for layout in "--ranks 2 --zero 3" "--ranks 4 --tp 2 --pp 2"; do
+  rm -rf "$work/other"
+  # shellcheck disable=SC2086
+  check "a ramp on $layout" run other "${ramp[@]}" $layout
+  check "  as on one rank" close other ramp
+done
+check "resumes on other ranks" bash -c "rm -r $work/cut/final $work/cut/checkpoints/step_0000000{08,12}; $program --ranks 4 --out $work/cut --resume auto > $work/log 2>&1"
+check "  as on one rank" close cut ramp
+check "refuses batches that do not divide" bash -c "! $program ${train[*]} --out $work/no --batch-tokens 384 --batch-ramp 120:400 > $work/log 2>&1"
+check "  and says the nearest" says "nearest: --batch-tokens 360"
 summary
