@@ -36,8 +36,8 @@ class SpikeDetector {
 
     // z of x against what came before; 0 until kLeast values are known, and for a non-finite x. Then takes x in.
     double observe(double x);
-    // Standard deviations that x lies above the mean of the window; 0 below it, for a non-finite x, and until the window
-    // holds 63 values, as OLMo-core's must. Does not take x in.
+    // Standard deviations that x lies above the mean of the window; 0 below it, for a non-finite x, and until there are
+    // 63 values, as OLMo-core has it. Does not take x in.
     double deviations(double x) const;
 
     // Exact: a detector that reads this continues as the one that wrote it.

@@ -237,7 +237,7 @@ static void add_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
         .checked(
             "--batch-ramp", Keeps::always, "BATCH:TOKENS,...",
             "Smaller updates at first, of BATCH tokens until the run has seen TOKENS, then of --batch-tokens: "
-            "4M:252M,8M:2870B is Llama 3 405B's before 16M. Each divides the next. A checkpoint is saved where the batch "
+            "4M:252M,8M:2870B is Llama 3 405B's before 16M. Each divides the next. A checkpoint is saved where it "
             "grows.",
             [](const std::string& text) {
                 std::vector<TrainOptions::RampStage> stages;
