@@ -124,6 +124,7 @@ for section in $sections; do
     long)  # make test-full: minutes, and what they show has a shorter witness above
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run cuda-headers dev/build/cuda_headers.sh
+      run pages dev/build/pages.py
       run gpu-check test/program/test_gpu_check.sh "$build"
       run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
       run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules

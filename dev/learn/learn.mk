@@ -66,4 +66,9 @@ lesson: $(if $(LESSON),$(LEARN)/$(LESSON)/exercise)
 speedrun: train_llama
 	@dev/learn/speedrun/speedrun.py --seeds $(or $(SEEDS),5) $(if $(RECORD),--record)
 
+# What pages say between marks beside what the program prints (dev/build/pages.py).
+.PHONY: pages
+pages: train_llama
+	@dev/build/pages.py
+
 -include $(wildcard $(LEARN)/*/*.d)
