@@ -259,6 +259,7 @@ $(FAULT_SHIM): test/faults/file_faults.cpp
 	$(CXX) -std=c++20 -O1 -g1 -Wall -Wextra -shared -fPIC -o $@ $< -ldl
 .PHONY: test-faults-all
 test-faults-all: train_llama $(FAULT_SHIM)
+	test/faults/in_the_way.py ./train_llama $(FAULT_SHIM)
 	test/faults/all_faults.py ./train_llama $(FAULT_SHIM) --core-minutes 60 $(if $(JOURNAL),--journal $(JOURNAL)) $(if $(REPORT),--report $(REPORT))
 # Power cuts: what a file system may leave at every moment. Folders damaged at random. Two minutes of one core each.
 .PHONY: test-power-loss test-surroundings test-mutations test-mutations-asan
