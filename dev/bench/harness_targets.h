@@ -145,6 +145,8 @@ inline std::vector<BenchTarget> bench_targets() {
         {"kernels:attention", "", "attention", "--iters 5", 1, 1, "bench_attention"},
         {"kernels:rmsnorm", "", "RMSNorm", "--iters 5", 1, 1, "bench_rmsnorm"},
         {"kernels:rope", "", "rotary positions", "--iters 5", 1, 1, "bench_rope"},
+        {"kernels:bias", "", "biases", "--iters 5", 1, 1, "bench_bias"},
+        {"kernels:qk_norm", "", "norms of heads", "--iters 5", 1, 1, "bench_qk_norm"},
         {"kernels:swiglu", "", "SwiGLU", "--iters 5", 1, 1, "bench_swiglu"},
         {"kernels:cross_entropy", "", "cross-entropy", "--iters 5", 1, 1, "bench_cross_entropy"},
         {"kernels:embedding", "", "embedding", "--iters 5", 1, 1, "bench_embedding"},

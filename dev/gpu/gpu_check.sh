@@ -148,7 +148,7 @@ stage_environment() {
 }
 
 make_variable() { make -s BUILD="$BUILD" SM="$SM" --eval "print-it: ; @echo \$($1)" print-it; }
-ops="rmsnorm swiglu rope embedding cross_entropy adamw offload global_norm elementwise quantise fp8_gemm attention"  # with a dev/bench_ each
+ops="rmsnorm swiglu rope bias qk_norm embedding cross_entropy adamw offload global_norm elementwise quantise fp8_gemm attention"  # with a dev/bench_ each
 
 stage_build() {
   [ "$GIVEN_PROGRAMS" = 0 ] || unavailable "the programs in $PROGRAMS are used as they are"
@@ -314,8 +314,8 @@ stage_ceilings() {
 
 stage_kernels() {
   local op bench shape=()
-  declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
-                    [fp8_gemm]=128x128x128 [global_norm]=65536 [offload]=65536 [quantise]=128x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
+  declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [bias]=64x256 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
+                    [fp8_gemm]=128x128x128 [global_norm]=65536 [offload]=65536 [qk_norm]=1x64x4x2x32 [quantise]=128x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
@@ -329,8 +329,8 @@ stage_profile() {
   on_gpu "hardware counters" || exit 4
   command -v ncu > /dev/null || unavailable "ncu is not on the PATH; it is in the CUDA Toolkit (Nsight Compute)"
   local op bench shape known metrics=launch__registers_per_thread m
-  declare -A shapes=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [cross_entropy]=8192x32000 [elementwise]=16000000
-                     [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [quantise]=8192x4096
+  declare -A shapes=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [bias]=8192x4608 [cross_entropy]=8192x32000 [elementwise]=16000000
+                     [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [qk_norm]=8x1024x16x8x128 [quantise]=8192x4096
                      [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
   known=$(timeout 60 ncu --query-metrics < /dev/null 2>&1) || { note "ncu --query-metrics: $(tail -n 1 <<< "$known")"; return 1; }
   for m in gpu__time_duration.sum {dram,lts}__throughput.avg.pct_of_peak_sustained_elapsed \

@@ -2,8 +2,10 @@
 // shapes, in every instruction set of this CPU. Inputs are rounded first, so both sides start from the same numbers.
 // Tolerances count roundings: of the fp32 arithmetic (2^-24 each, times the terms of a sum) and of the stored result.
 
+#include "kernels/bias.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
 #include "kernels/swiglu.h"
@@ -148,6 +150,109 @@ TEST_P(Gradients, SwigluSaturatesWithoutNaN) {
     const Doubles want = swiglu(gate_up, int64_t(gates.size()));
     expect_close("h", h.values(), want,
                  [&](size_t i) { return 1e-6 * std::abs(want[i]) + 1e-35; });  // exp stops at e^88.3
+}
+
+TEST_P(Gradients, BiasesAreSumsOverRows) {
+    for (DType dtype : kTypes)
+        for (const auto& [N, C] : {std::pair<int64_t, int64_t>{1, 1}, {7, 37}, {150, 24}}) {
+            SCOPED_TRACE(format("N=%ld C=%ld %s", long(N), long(C), name_of(dtype)));
+            const Tensor x = random_tensor(N * C, dtype, 1), bias = random_tensor(C, dtype, 2),
+                         dy = random_tensor(N * C, dtype, 3), before = random_tensor(C, DType::f32, 4);
+            const Tensor y(x.values(), dtype), dbias(before.values(), DType::f32),
+                scratch(bias_backward_scratch(C), DType::f32);
+            add_bias_cpu({.x = y.data(), .bias = bias.data(), .N = N, .C = C, .dtype = dtype});
+            bias_backward_cpu({.dbias = dbias.data(),
+                               .dy = dy.data(),
+                               .scratch = scratch.as<float>(),
+                               .N = N,
+                               .C = C,
+                               .dtype = dtype,
+                               .grad_dtype = DType::f32});
+            Doubles want = x.values(), sums = before.values();
+            const Doubles b = bias.values(), g = dy.values();
+            for (size_t i = 0; i < want.size(); ++i) want[i] += b[i % size_t(C)], sums[i % size_t(C)] += g[i];
+            expect_close("y", y.values(), want, tolerance(1, 10, dtype, want));
+            expect_close("dbias", dbias.values(), sums,
+                         tolerance(double(N) + 1, largest(g) * double(N) + 5, DType::f32, sums));
+        }
+}
+
+TEST_P(Gradients, NormsOfHeadsAreCentralDifferences) {
+    for (DType dtype : kTypes)
+        for (int64_t D : {2, 6, 64, 80})
+            for (const bool rotates : {true, false}) {
+                SCOPED_TRACE(format("D=%ld %s, %s", long(D), name_of(dtype), rotates ? "rotated" : "not rotated"));
+                const int64_t T = 2, N = 2 * T, heads = 3, kv_heads = 2, all = (heads + kv_heads) * D, stride = all + 2,
+                              positions = 40;
+                const double eps = 1e-5;
+                std::vector<float> cosine(size_t(positions * D / 2)), sine(cosine.size());
+                rope_tables(cosine.data(), sine.data(), positions, D, 10000, {});
+                const Tensor w = random_tensor(2 * D, dtype, 2);
+                const auto forward = [&](const Doubles& x, const Doubles& ws) {
+                    Doubles y = x;
+                    for (int64_t n = 0; n < N; ++n)
+                        for (int64_t h = 0; h < heads + kv_heads; ++h) {
+                            const size_t at = size_t(n * stride + h * D), of_w = h < heads ? 0 : size_t(D);
+                            const Doubles head(x.begin() + long(at), x.begin() + long(at) + D),
+                                gain(ws.begin() + long(of_w), ws.begin() + long(of_w) + D);
+                            const Doubles z = rmsnorm(head, gain, double(float(eps)));
+                            for (size_t j = 0, half = size_t(D / 2); j < half; ++j) {
+                                const size_t angle = size_t(5 + n % T) * half + j;
+                                const double c = rotates ? double(cosine[angle]) : 1,
+                                             s = rotates ? double(sine[angle]) : 0;
+                                y[at + j] = z[j] * c - z[half + j] * s;
+                                y[at + half + j] = z[half + j] * c + z[j] * s;
+                            }
+                        }
+                    return y;
+                };
+                const Tensor before = random_tensor(N * stride, dtype, 1, 2);
+                const Tensor y(before.values(), dtype), kept(N * all, dtype);
+                const QkNorm norm{
+                    .N = N,
+                    .T = T,
+                    .heads = heads,
+                    .kv_heads = kv_heads,
+                    .D = D,
+                    .row_stride = stride,
+                    .wq = w.data(),
+                    .wk = static_cast<const char*>(static_cast<const void*>(w.data())) + D * size_of(dtype),
+                    .cos_table = rotates ? cosine.data() : nullptr,
+                    .sin_table = rotates ? sine.data() : nullptr,
+                    .first_position = 5,
+                    .eps = float(eps),
+                    .dtype = dtype};
+                qk_norm_forward_cpu({.x = y.data(), .kept = kept.data(), .norm = norm});
+                const Doubles xs = before.values(), ws = w.values(), want = forward(xs, ws);
+                expect_close("y", y.values(), want, tolerance(double(D) / 2 + 8, 2 * largest(want), dtype, want));
+
+                const Tensor dy = random_tensor(N * stride, dtype, 3), dx(dy.values(), dtype),
+                             dw_before = random_tensor(2 * D, DType::f32, 4), dw(dw_before.values(), DType::f32),
+                             scratch(qk_norm_backward_scratch(D), DType::f32);
+                qk_norm_backward_cpu({.dx = dx.data(),
+                                      .kept = kept.data(),
+                                      .dw = dw.data(),
+                                      .scratch = scratch.as<float>(),
+                                      .grad_dtype = DType::f32,
+                                      .norm = norm});
+                double rstd = 0;  // the largest
+                for (int64_t n = 0; n < N; ++n)
+                    for (int64_t h = 0; h < heads + kv_heads; ++h) {
+                        double squares = 0;
+                        for (int64_t j = 0; j < D; ++j) squares += std::pow(xs[size_t(n * stride + h * D + j)], 2);
+                        rstd = std::max(rstd, 1 / std::sqrt(squares / double(D) + eps));
+                    }
+                const double term = 2 * largest(dy.values()) * largest(ws) * rstd * (1 + largest(xs) * rstd);
+                expect_gradient(
+                    "dx", dx.values(), xs, [&](const Doubles& at) { return dot(forward(at, ws), dy.values()); },
+                    tolerance(double(D) + 12, term, dtype, dx.values()));
+                expect_gradient(
+                    "dw", dw.values(), ws,
+                    [&](const Doubles& at) { return dot(forward(xs, at), dy.values()) + dot(at, dw_before.values()); },
+                    tolerance(double(N * heads) + 12,
+                              2 * largest(dy.values()) * largest(xs) * rstd * double(N * heads) + 5, DType::f32,
+                              dw.values()));
+            }
 }
 
 TEST_P(Gradients, RopesAreCentralDifferences) {

@@ -1,0 +1,183 @@
+#include "kernels/qk_norm.h"
+
+#include <cstring>
+
+#include "kernels/checks.h"
+
+#define RZ_SIMD_WANT_BF16
+#define RZ_SIMD_FILE "kernels/qk_norm.cpp"
+#include "kernels/cpu/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/cpu/simd_vec.h"
+
+// The angles of a row, or nullptr.
+struct Angles {
+    const float *cosine, *sine;
+};
+inline Angles angles_of(const QkNorm& a, int64_t n) {
+    if (!a.cos_table) return {nullptr, nullptr};
+    const int64_t position = a.positions ? a.positions[n] : a.first_position + n % a.T;
+    return {a.cos_table + position * (a.D / 2), a.sin_table + position * (a.D / 2)};
+}
+
+template <class T>
+inline float rstd_of(const QkNorm& a, const T* x) {
+    Vec squares{};
+    for_vectors(a.D, [&](int64_t j, auto lanes) RZ_LAMBDA {
+        const Vec v = load(x + j, lanes);
+        squares += v * v;
+    });
+    return 1.0f / __builtin_sqrtf(sum_of(squares) / float(a.D) + a.eps);
+}
+
+template <class T>
+void qk_norm_forward_t(const QkNormForward& f) {
+    const QkNorm& a = f.norm;
+    const int64_t half = a.D / 2, all = (a.heads + a.kv_heads) * a.D;
+#pragma omp parallel for schedule(static) if (a.N * all >= kSerialBelow)
+    for (int64_t n = 0; n < a.N; ++n) {
+        const Angles angle = angles_of(a, n);
+        T* row = static_cast<T*>(f.x) + n * a.row_stride;
+        if (f.kept) std::memcpy(static_cast<T*>(f.kept) + n * all, row, size_t(all) * sizeof(T));
+        for (int64_t h = 0; h < a.heads + a.kv_heads; ++h) {
+            const T* w = static_cast<const T*>(h < a.heads ? a.wq : a.wk);
+            T *lower = row + h * a.D, *upper = lower + half;
+            const float rstd = rstd_of(a, lower);
+            for_vectors(half, [&](int64_t j, auto lanes) RZ_LAMBDA {
+                const Vec x = load(lower + j, lanes) * rstd * load(w + j, lanes),
+                          y = load(upper + j, lanes) * rstd * load(w + half + j, lanes);
+                const Vec c = angle.cosine ? load(angle.cosine + j, lanes) : Vec{} + 1.0f,
+                          s = angle.sine ? load(angle.sine + j, lanes) : Vec{};
+                store(lower + j, x * c - y * s, lanes);
+                store(upper + j, y * c + x * s, lanes);
+            });
+        }
+    }
+}
+
+// One row: dx, and its share of dw added to dw_part (2 D).
+template <class T>
+inline void qk_norm_backward_row(const QkNormBackward& b, int64_t n, float* dw_part) {
+    const QkNorm& a = b.norm;
+    const int64_t half = a.D / 2, all = (a.heads + a.kv_heads) * a.D;
+    const Angles angle = angles_of(a, n);
+    alignas(64) float dy[kMaxQkNormDim];
+    for (int64_t h = 0; h < a.heads + a.kv_heads; ++h) {
+        const T* w = static_cast<const T*>(h < a.heads ? a.wq : a.wk);
+        float* dw = dw_part + (h < a.heads ? 0 : a.D);
+        const T* x = static_cast<const T*>(b.kept) + n * all + h * a.D;
+        T* dx = static_cast<T*>(b.dx) + n * a.row_stride + h * a.D;
+        const float rstd = rstd_of(a, x);
+        for_vectors(half, [&](int64_t j, auto lanes) RZ_LAMBDA {
+            const Vec u = load(dx + j, lanes), v = load(dx + half + j, lanes);
+            const Vec c = angle.cosine ? load(angle.cosine + j, lanes) : Vec{} + 1.0f,
+                      s = angle.sine ? load(angle.sine + j, lanes) : Vec{};
+            store(dy + j, u * c + v * s, lanes);
+            store(dy + half + j, v * c - u * s, lanes);
+        });
+        Vec dots{};
+        for_vectors(a.D, [&](int64_t j, auto lanes) RZ_LAMBDA {
+            const Vec g = load(dy + j, lanes) * load(x + j, lanes);
+            dots += g * load(w + j, lanes);
+            store(dw + j, load(dw + j, lanes) + g * rstd, lanes);
+        });
+        const float mean = sum_of(dots) / float(a.D) * rstd * rstd;  // of dy*w*xhat, times rstd: dx uses x, not xhat
+        for_vectors(a.D, [&](int64_t j, auto lanes) RZ_LAMBDA {
+            store(dx + j, rstd * (load(dy + j, lanes) * load(w + j, lanes) - load(x + j, lanes) * mean), lanes);
+        });
+    }
+}
+
+template <class T, class G>
+void qk_norm_backward_t(const QkNormBackward& b) {
+    const QkNorm& a = b.norm;
+    constexpr int64_t kParts = 256;  // fewer than a device's: nothing here runs beside so many others
+    const int64_t parts = a.N < kParts ? a.N : kParts, columns = 2 * a.D;
+#pragma omp parallel for schedule(static) if (a.N * (a.heads + a.kv_heads) * a.D >= kSerialBelow)
+    for (int64_t p = 0; p < parts; ++p) {
+        float* part = b.scratch + p * columns;
+        for (int64_t c = 0; c < columns; ++c) part[c] = 0;
+        for (int64_t n = p * a.N / parts; n < (p + 1) * a.N / parts; ++n) qk_norm_backward_row<T>(b, n, part);
+    }
+    G* dw = static_cast<G*>(b.dw);
+    for_vectors(columns, [&](int64_t c, auto lanes) RZ_LAMBDA {
+        Vec sum{};
+        for (int64_t p = 0; p < parts; ++p) sum += load(b.scratch + p * columns + c, lanes);
+        if (dw)
+            store(dw + c, load(dw + c, lanes) + sum, lanes);
+        else
+            store(b.dw_sum + c, sum, lanes);
+    });
+}
+
+void qk_norm_forward(const QkNormForward& a) {
+    with_dtype(a.norm.dtype, [&]<class T>() { qk_norm_forward_t<T>(a); });
+}
+
+void qk_norm_backward(const QkNormBackward& a) {
+    with_dtype(a.norm.dtype, [&]<class T>() {
+        if (a.grad_dtype == DType::f32)
+            qk_norm_backward_t<T, float>(a);
+        else
+            qk_norm_backward_t<T, T>(a);
+    });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+int64_t qk_norm_backward_scratch(int64_t D) {
+    return checked_mul(kQkNormBackwardParts, 2 * D, "qk_norm_backward: rows of scratch x 2 D");
+}
+
+void qk_norm_forward_cpu(const QkNormForward& a) { RZ_SIMD_CALL(qk_norm_forward, a); }
+void qk_norm_backward_cpu(const QkNormBackward& a) { RZ_SIMD_CALL(qk_norm_backward, a); }
+
+static void check_norm(const char* op, const QkNorm& a) {
+    check_size(op, "N", a.N, 0);
+    check_size(op, "T", a.T, 1);
+    check_size(op, "heads", a.heads, 1);
+    check_size(op, "kv_heads", a.kv_heads, 1);
+    check_size(op, "first_position", a.first_position, 0);
+    require(a.D > 0 && a.D % 2 == 0 && a.D <= kMaxQkNormDim, "%s: D is %lld; it must be even and at most %lld", op,
+            (long long)a.D, (long long)kMaxQkNormDim);
+    require(a.row_stride >= checked_mul(a.heads + a.kv_heads, a.D, "qk_norm: heads x D"),
+            "%s: row_stride %lld is less than the heads x D = %lld x %lld", op, (long long)a.row_stride,
+            (long long)(a.heads + a.kv_heads), (long long)a.D);
+    require(a.eps > 0, "%s: eps is %g; it must be positive, or a head of zeros divides by zero", op, double(a.eps));
+    check_pointer(op, "wq", a.wq, size_of(a.dtype));
+    check_pointer(op, "wk", a.wk, size_of(a.dtype));
+    require(!a.cos_table == !a.sin_table, "%s: cos_table and sin_table are needed, or neither", op);
+    if (a.positions) check_pointer(op, "positions", a.positions, 4);
+}
+
+void qk_norm_forward(Stream& stream, const QkNormForward& a) {
+    const char* op = "qk_norm_forward";
+    check_norm(op, a.norm);
+    if (a.norm.N == 0) return;
+    check_pointer(op, "x", a.x, 16);
+    if (a.kept) check_pointer(op, "kept", a.kept, 16);
+    stream.run(a, qk_norm_forward_cpu, RZ_CUDA_OP(qk_norm_forward_cuda));
+}
+
+void qk_norm_backward(Stream& stream, const QkNormBackward& a) {
+    const char* op = "qk_norm_backward";
+    check_norm(op, a.norm);
+    check_grad_dtype(op, a.grad_dtype, a.norm.dtype);
+    if (a.norm.N == 0) return;
+    check_pointer(op, "dx", a.dx, 16);
+    check_pointer(op, "kept", a.kept, 16);
+    require(!a.dw != !a.dw_sum, "%s: dw or dw_sum is needed, and not both", op);
+    if (a.dw) check_pointer(op, "dw", a.dw, size_of(a.grad_dtype));
+    if (a.dw_sum) check_pointer(op, "dw_sum", a.dw_sum, 4);
+    check_pointer(op, "scratch", a.scratch, 16);
+    stream.run(a, qk_norm_backward_cpu, RZ_CUDA_OP(qk_norm_backward_cuda));
+}
+
+}  // namespace rz
+#endif
