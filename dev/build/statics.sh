@@ -33,6 +33,7 @@ rz::gemm_library_cuda()::name                    made once
 rz::print_escaped()::                            output.cpp: a process has one standard output and one standard error
 rz::presets()::all                               made once
 rz::ptx::tensor_map(                             made once
+rz::unicode::(anonymous namespace)::composed(    made once
 '
 mapfile -t variables < <(nm -C -f sysv "$1" 2> /dev/null | awk -F'|' '
   { gsub(/^ +| +$/, "", $1); gsub(/ /, "", $4); gsub(/ /, "", $7) }

@@ -7,6 +7,7 @@ strings that are easy to get wrong; for tokenizer.model, what `sentencepiece` ma
     strings.json    the strings
     KIND.json       a tokenizer; KIND_ids.json: for each string [ids, ids with special tokens or null if the same,
                     decoded text or null if the same]
+    nfc.json        [text, text in normalisation form C]
     added.json      the stored tokenizers with more added tokens, of every pair of "normalized" and "special", and what
                     they make of strings with these, [ids, ids with special tokens]; ids drawn at random and what they
                     decode to, [ids, text, text without special tokens]. Alone: make_tokenizer_golden.py --added
@@ -56,19 +57,25 @@ ILL_FORMED = [b"\xff", b"a\xe4\xb8", b"\xe4\xb8\xadx", b"\xe4\xb8x", b"\xf0\x9f\
               b"\xf4\x90\x80\x80", b"\xe0\x80\x80", b"\x80\x80", b"\xc3\xc3\xa9", b"\xf0\x9f\xe4\xb8\xad"]
 
 
+QWEN2_SPLIT = encoders.LLAMA3_SPLIT.replace("{1,3}", "")
+
+
 def byte_level(split, size):
     """One file per way of splitting; two notations of merges and other variations are spread over them."""
-    regex = {"gpt2": True, "smollm2": True, "llama3": False, "gpt2_split": False}[split]
+    regex = {"gpt2": True, "smollm2": True, "llama3": False, "qwen2": False, "gpt2_split": False}[split]
     level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=regex)
     t = Tokenizer(models.BPE(ignore_merges=split == "llama3"))
     if split == "smollm2":
         t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), level])
     elif split == "llama3":
         t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(encoders.LLAMA3_SPLIT), "isolated"), level])
+    elif split == "qwen2":
+        t.normalizer = normalizers.NFC()
+        t.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"), level])
     else:
         t.pre_tokenizer = level
     t.decoder = decoders.ByteLevel()
-    special = {"gpt2": ["<|endoftext|>"], "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "llama3": []}[split]
+    special = {"gpt2": ["<|endoftext|>"], "smollm2": ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], "llama3": [], "qwen2": ["<|endoftext|>"]}[split]
     trainer = trainers.BpeTrainer(vocab_size=size, special_tokens=special, show_progress=False,
                                   initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
     t.train_from_iterator(CORPUS, trainer)
@@ -167,6 +174,19 @@ def added():
     write("added.json", out)
 
 
+def nfc():
+    """Texts that normalisation changes, drawn, and what unicodedata2 16.0.0 (of PyPI) makes of them."""
+    import unicodedata2
+    r = random.Random(1)
+    points = [chr(c) for c in range(0x300, 0x110000) if not 0xd800 <= c < 0xe000]
+    marks = [c for c in points if ord(c) < 0x20000 and unicodedata2.combining(c)]
+    singles = [c for c in points if unicodedata2.normalize("NFC", c) != c or unicodedata2.combining(c)]
+    bases = "aeiouAEIOU\u0144\u01ce\ud55c\uae00\u1100\u1161\u11a8\uac00\u11a8\u4e16\u03b0\u03ac" + "".join(r.sample(singles, 40))
+    texts = ["".join(r.choice(bases) + "".join(r.choice(marks if r.random() < 0.3 else "\u0301\u0323\u0308\u0327\u0345") for _ in range(r.randrange(4)))
+                     for _ in range(r.randint(1, 4))) for _ in range(300)]
+    return [[t, unicodedata2.normalize("NFC", t)] for t in texts]
+
+
 def write(name, value):
     path = os.path.join(OUT, name)
     with open(path, "w") as f:
@@ -178,7 +198,7 @@ def main():
     if sys.argv[1:] == ["--added"]:
         return added()
     os.makedirs(OUT, exist_ok=True)
-    kinds = {"gpt2": byte_level("gpt2", 330), "smollm2": byte_level("smollm2", 330), "llama3": byte_level("llama3", 330),
+    kinds = {"gpt2": byte_level("gpt2", 330), "smollm2": byte_level("smollm2", 330), "llama3": byte_level("llama3", 330), "qwen2": byte_level("qwen2", 330),
              "llama2": characters(420), "bytes": encoders.plain_tokenizer_json(bytes(range(256)))}
     kinds["metaspace"] = metaspace(kinds["llama2"])
     kinds["gpt2"]["model"]["merges"] = [" ".join(m) for m in kinds["gpt2"]["model"]["merges"]]  # the older notation
@@ -188,6 +208,7 @@ def main():
             write(f"{name}.json", value)
         if name != "bytes":
             write(f"{name}_ids.json", cases(value))
+    write("nfc.json", nfc())
     model, ids = sentencepiece_model()
     with open(os.path.join(OUT, "sentencepiece.model"), "wb") as f:
         f.write(model)

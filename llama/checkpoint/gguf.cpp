@@ -97,6 +97,8 @@ const char* name_of_split(const Tokenizer::Parts& parts, PreTokenizer split) {
             return "gpt-2";
         case PreTokenizer::kLlama3:
             return "llama-bpe";
+        case PreTokenizer::kQwen2:
+            return "qwen2";
         case PreTokenizer::kSmolLm2:
             return "smollm";
         case PreTokenizer::kNone:

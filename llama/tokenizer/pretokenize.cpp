@@ -75,10 +75,10 @@ size_t gpt2_piece(const Scanner& s, size_t i) {
     return s.spaces(i);
 }
 
-size_t llama3_piece(const Scanner& s, size_t i) {
+size_t llama3_piece(const Scanner& s, size_t i, size_t digits) {
     if (const size_t end = s.contraction(i, /*any_case=*/true); end > i) return end;
     if (s.is(i, CharClass::kLetter)) return s.run(i, CharClass::kLetter);
-    if (s.is(i, CharClass::kNumber)) return s.run(i, CharClass::kNumber, 3);
+    if (s.is(i, CharClass::kNumber)) return s.run(i, CharClass::kNumber, digits);
     if (!s.is_newline(i) && s.is(i + 1, CharClass::kLetter)) return s.run(i + 1, CharClass::kLetter);
     const size_t word = s.is_code(i, ' ') ? i + 1 : i;
     if (s.is(word, CharClass::kOther)) {
@@ -113,7 +113,10 @@ std::vector<std::string_view> pretokenize(PreTokenizer kind, std::string_view te
             split(text, pieces, gpt2_piece);
             break;
         case PreTokenizer::kLlama3:
-            split(text, pieces, llama3_piece);
+            split(text, pieces, [](const Scanner& s, size_t i) { return llama3_piece(s, i, 3); });
+            break;
+        case PreTokenizer::kQwen2:
+            split(text, pieces, [](const Scanner& s, size_t i) { return llama3_piece(s, i, 1); });
             break;
         case PreTokenizer::kSmolLm2: {
             std::vector<std::string_view> parts;

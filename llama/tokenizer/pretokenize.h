@@ -12,6 +12,7 @@ enum class PreTokenizer {
     kGpt2,     // 's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
     kLlama3,   // (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*
                // |\s*[\r\n]+|\s+(?!\S)|\s+
+    kQwen2,    // as kLlama3, but every \p{N} alone
     kSmolLm2,  // every \p{N} alone, then kGpt2 on what lies between
 };
 

@@ -69,7 +69,7 @@ std::vector<int32_t> Tokenizer::encode(std::string_view text, bool allow_special
             split_at_added(normalised_, with_marks(part, first), allow_special, ids,
                            [&](std::string_view piece, bool) { encode_marked(piece, ids); });
         else
-            split_at_added(normalised_, part, allow_special, ids,
+            split_at_added(normalised_, nfc_ ? unicode::nfc(part) : std::string(part), allow_special, ids,
                            [&](std::string_view piece, bool begins) { encode_segment(piece, first && begins, ids); });
     });
     return ids;
@@ -103,7 +103,7 @@ std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
     }
     if (larger) return "";
     if (split_ != other.split_ || space_ != other.space_ || prepend_always_ != other.prepend_always_ ||
-        normalises_ != other.normalises_)
+        normalises_ != other.normalises_ || nfc_ != other.nfc_)
         return format("%s and %s cut text into words in different ways", where_.c_str(), other.where_.c_str());
     if (bpe_ != other.bpe_) return format("%s and %s merge in different orders", where_.c_str(), other.where_.c_str());
     return "";

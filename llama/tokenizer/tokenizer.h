@@ -1,7 +1,7 @@
 #pragma once
 // Text to token ids and back. These are read:
 //
-//   tokenizer.json    byte-level BPE, split like GPT-2, Llama-3 or SmolLM2, or not at all (plain bytes);
+//   tokenizer.json    byte-level BPE, split like GPT-2, Llama-3, Qwen2 or SmolLM2, or not at all (plain bytes);
 //                     BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)
 //   tokenizer.model   SentencePiece BPE with byte fallback, as Llama-2 has it
 //
@@ -139,6 +139,7 @@ class Tokenizer {
     Space space_ = Space::kBytes;
     bool prepend_always_ = true;     // U+2581 also before text that begins with it
     bool normalises_ = false;        // U+2581 is written before normalised added tokens are looked for, and in them
+    bool nfc_ = false;               // text is normalised, before normalised added tokens are looked for, and those too
     bool bad_byte_spoils_ = true;    // the whole run of byte tokens
     Trie added_{1}, normalised_{1};  // looked for one after the other
     std::unordered_map<std::string, int32_t, Hash, std::equal_to<>> added_ids_;  // by content

@@ -17,6 +17,9 @@ constexpr const char* kGpt2Split = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+|
 constexpr const char* kLlama3Split =
     R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
     R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
+constexpr const char* kQwen2Split =
+    R"((?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|)"
+    R"(\s*[\r\n]+|\s+(?!\S)|\s+)";
 constexpr int64_t kMaxIds = 1 << 24;
 constexpr size_t kMaxAddedBytes = 512;  // bounds the cost of looking for added tokens in a text
 
@@ -130,7 +133,8 @@ class TokenizerReader {
             t_.space_ = scheme == "first" ? Tokenizer::Space::kFirstSegment : Tokenizer::Space::kEverySegment;
             t_.prepend_always_ = false;
         } else {
-            if (!normalizer.is_null()) refuse("normalizer", normalizer);
+            t_.nfc_ = is_type(normalizer, "NFC");
+            if (!normalizer.is_null() && !t_.nfc_) refuse("normalizer", normalizer);
             if (!read_split(split)) refuse("pre_tokenizer", split);
             if (!is_type(decoder, "ByteLevel")) refuse("decoder", decoder);
             return;
@@ -157,9 +161,13 @@ class TokenizerReader {
         }
         if (*regex || !has(first, {{"type", "Split"}, {"behavior", "Isolated"}, {"invert", false}})) return false;
         const Json pattern = first.value("pattern", Json());
-        const bool llama3 = pattern == Json{{"Regex", kLlama3Split}};
-        t_.split_ = llama3 ? PreTokenizer::kLlama3 : PreTokenizer::kGpt2;
-        return llama3 || pattern == Json{{"Regex", kGpt2Split}};
+        for (const auto& [regex_of, kind] : {std::pair(kLlama3Split, PreTokenizer::kLlama3),
+                                             {kQwen2Split, PreTokenizer::kQwen2},
+                                             {kGpt2Split, PreTokenizer::kGpt2}}) {
+            t_.split_ = kind;
+            if (pattern == Json{{"Regex", regex_of}}) return true;
+        }
+        return false;
     }
 
     void check_model(const Json& model) {
@@ -246,7 +254,9 @@ class TokenizerReader {
             const bool bytes_mean_text = t_.space_ == Tokenizer::Space::kBytes;
             if (!bytes_mean_text && Tokenizer::fallback_byte(content) >= 0) refuse("added token", entry);
             // The reference decodes it to what it is found by, and then does not know it as special.
-            const std::string sought = normalised && t_.normalises_ ? t_.with_marks(content, /*first=*/true) : content;
+            const std::string sought = normalised && t_.normalises_ ? t_.with_marks(content, /*first=*/true)
+                                       : normalised && t_.nfc_      ? unicode::nfc(content)
+                                                                    : content;
             const std::string bytes = bytes_mean_text ? alphabet.decode(content).value_or(content)
                                                       : replace_all(sought, std::string(kSpaceMark), " ");
             if (known != ids_.end()) t_.tokens_[size_t(id)].bytes = bytes;

@@ -1,5 +1,5 @@
 #pragma once
-// What the tokenizers need of Unicode: UTF-8, and the classes letter, number and white space.
+// What the tokenizers need of Unicode: UTF-8, the classes letter, number and white space, and NFC.
 
 #include <cstdint>
 #include <string>
@@ -7,7 +7,7 @@
 
 namespace rz::unicode {
 
-// Inclusive, ascending, not touching. The tables are in unicode_tables.cpp, which dev/golden/make_unicode_tables.py
+// Inclusive, ascending, not touching. The tables are in unicode_tables.cpp and nfc_tables.cpp, which dev/golden/make_unicode_tables.py
 // writes.
 struct CodeRange {
     uint32_t first, last;
@@ -16,6 +16,20 @@ extern const CodeRange kLetters[];
 extern const int kLettersSize;
 extern const CodeRange kNumbers[];
 extern const int kNumbersSize;
+
+// Canonically, `code` is first and second (0: nothing more); `composes`: NFC joins them again. Ascending by code.
+struct Decomposition {
+    uint32_t code, first, second;
+    bool composes;
+};
+extern const Decomposition kDecompositions[];
+extern const int kDecompositionsSize;
+struct CombiningRange {
+    uint32_t first, last;
+    uint8_t combining_class;  // of others it is 0
+};
+extern const CombiningRange kCombining[];
+extern const int kCombiningSize;
 
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };  // \p{L}, \p{N}, \s (White_Space)
 CharClass char_class(uint32_t code_point);
@@ -30,6 +44,9 @@ struct Utf8Char {
 Utf8Char next_char(std::string_view text, size_t at);
 
 void append_utf8(std::string& out, uint32_t code_point);
+
+// Normalisation form C (UAX #15) of valid UTF-8. Invalid bytes stay as they are, and nothing is joined across them.
+std::string nfc(std::string_view text);
 
 inline constexpr std::string_view kReplacement = "\xef\xbf\xbd";  // U+FFFD
 

@@ -69,8 +69,18 @@ TEST_P(Golden, IdsAndTextsEqualTheReferences) {
     }
 }
 INSTANTIATE_TEST_SUITE_P(Kinds, Golden,
-                         testing::Values("gpt2", "llama3", "smollm2", "llama2", "metaspace", "sentencepiece"),
+                         testing::Values("gpt2", "llama3", "qwen2", "smollm2", "llama2", "metaspace", "sentencepiece"),
                          [](const auto& info) { return std::string(info.param); });
+
+// Written by make_tokenizer_golden.py, with unicodedata2's.
+TEST(Unicode, NormalisationFormC) {
+    for (const Json& row : golden("nfc")) EXPECT_EQ(unicode::nfc(row[0].get<std::string>()), row[1]) << row[0];
+    EXPECT_EQ(unicode::nfc("a\xcc\x81 \xff\xcc\x81"
+                           "e\xcc"),
+              "\xc3\xa1 \xff\xcc\x81"
+              "e\xcc");  // around invalid bytes
+    EXPECT_EQ(unicode::nfc(""), "");
+}
 
 Json with_added_tokens(const std::string& kind) {
     Json json = kind == "metaspace" ? llama2_as_metaspace() : golden(kind);
@@ -116,6 +126,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, DrawnIds, testing::Values("gpt2", "llama3", "lla
 TEST(Tokenizer, KindsAreRecognised) {
     EXPECT_EQ(load(golden("gpt2")).pre_tokenizer(), PreTokenizer::kGpt2);
     EXPECT_EQ(load(golden("llama3")).pre_tokenizer(), PreTokenizer::kLlama3);
+    EXPECT_EQ(load(golden("qwen2")).pre_tokenizer(), PreTokenizer::kQwen2);
     EXPECT_EQ(load(golden("smollm2")).pre_tokenizer(), PreTokenizer::kSmolLm2);
     EXPECT_EQ(load(golden("bytes")).pre_tokenizer(), PreTokenizer::kNone);
     EXPECT_EQ(load(golden("bytes")).vocab_size(), 257);
