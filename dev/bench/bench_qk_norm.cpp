@@ -1,5 +1,5 @@
-// RMSNorm of q's and k's heads with RoPE. Unavoidable bytes: forward reads the heads and writes them twice (rotated, and
-// as they were); backward reads those and the gradient, and writes the gradient.
+// RMSNorm of q's and k's heads with RoPE. Unavoidable bytes: forward reads the heads and writes them twice (rotated,
+// and as they were); backward reads those and the gradient, and writes the gradient.
 
 #include "kernels/qk_norm.h"
 

@@ -51,6 +51,9 @@ CASES = [
     ("dynamic rope", "float32", "100MB", rope(rope_type="dynamic", factor=2.0)),
     ("yarn rope", "bfloat16", "100MB", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
     ("mistral without a window", "float32", "100MB", dict(model="Mistral", sliding_window=None)),
+    ("qwen2, tied", "bfloat16", "100MB", dict(model="Qwen2", tie_word_embeddings=True)),
+    ("qwen3, sharded", "float32", "30KB", dict(model="Qwen3", head_dim=24)),
+    ("smollm3", "float32", "100MB", dict(model="SmolLM3", num_hidden_layers=4, bos_token_id=1, eos_token_id=2, pad_token_id=None)),
 ]
 # Tokens of a sequence of which gradients are compared: beyond the positions of the model, where dynamic's theta grows.
 GRADIENT_TOKENS = {"dynamic rope": 160}
@@ -143,6 +146,10 @@ def main():
             inputs = torch.randint(config.vocab_size, (2, 33))
             theirs, shard = os.path.join(work, f"theirs{number}"), os.path.join(work, f"shard{number}.bin")
             model = transformers.AutoModelForCausalLM.from_config(config).to(getattr(torch, dtype))
+            with torch.no_grad():  # transformers begins with ones, and biases with zeros
+                for p in model.parameters():
+                    if p.dim() == 1:
+                        p.uniform_(0.5, 1.5)
             model.save_pretrained(theirs, max_shard_size=shard_size)
             before = their_logits(theirs, inputs)
             report(f"{name}, {dtype}: theirs -> ours", difference(our_logits(args.tool, theirs, inputs, work), before))

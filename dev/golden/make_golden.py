@@ -61,6 +61,14 @@ CASES = {
                                                                   truncate=False))),
     "mistral": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
                                     num_key_value_heads=2, vocab_size=31, sliding_window=None)),
+    "qwen2": (torch.float32, dict(model="Qwen2", hidden_size=16, intermediate_size=24, num_attention_heads=4,
+                                  num_key_value_heads=2, vocab_size=31, tie_word_embeddings=True)),
+    # a head wider than its share of the model
+    "qwen3": (torch.bfloat16, dict(model="Qwen3", hidden_size=16, intermediate_size=24, num_attention_heads=4,
+                                   num_key_value_heads=1, head_dim=12, vocab_size=31)),
+    "smollm3": (torch.float32, dict(model="SmolLM3", hidden_size=16, intermediate_size=24, num_attention_heads=2,
+                                    num_key_value_heads=1, vocab_size=31, num_hidden_layers=4, no_rope_layer_interval=2,
+                                    pad_token_id=None)),
 }
 
 
@@ -109,7 +117,9 @@ def make_model(dtype, fields):
     model = getattr(transformers, name + "ForCausalLM")(config).float().train()
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if p.dim() == 1:
+            if name.endswith("bias"):
+                p.normal_(0, 0.5)
+            elif p.dim() == 1:
                 p.uniform_(0.5, 1.5)
             elif "embed" in name:
                 p.normal_(0, 0.3 if config.tie_word_embeddings else 0.7)

@@ -21,16 +21,16 @@ int file_type(DType d) { return d == DType::f32 ? 0 : d == DType::f16 ? 1 : 32; 
 // Keys and values, as bytes.
 class Metadata {
    public:
-    void add(const char* key, uint32_t value) { begin(key, kUint32), put(value); }
-    void add(const char* key, float value) { begin(key, kFloat32), put(value); }
-    void add(const char* key, bool value) { begin(key, kBool), put(uint8_t(value)); }
-    void add(const char* key, const std::string& value) { begin(key, kString), put_text(value); }
-    void add(const char* key, const std::vector<std::string>& values) {
+    void add(const std::string& key, uint32_t value) { begin(key, kUint32), put(value); }
+    void add(const std::string& key, float value) { begin(key, kFloat32), put(value); }
+    void add(const std::string& key, bool value) { begin(key, kBool), put(uint8_t(value)); }
+    void add(const std::string& key, const std::string& value) { begin(key, kString), put_text(value); }
+    void add(const std::string& key, const std::vector<std::string>& values) {
         begin_array(key, kString, values.size());
         for (const std::string& v : values) put_text(v);
     }
     template <class T>
-    void add_numbers(const char* key, ValueType type, const std::vector<T>& values) {
+    void add_numbers(const std::string& key, ValueType type, const std::vector<T>& values) {
         begin_array(key, type, values.size());
         for (const T& v : values) put(v);
     }
@@ -48,12 +48,12 @@ class Metadata {
     std::string bytes;
 
    private:
-    void begin(const char* key, ValueType type) {
+    void begin(const std::string& key, ValueType type) {
         ++count;
         put_text(key);
         put(uint32_t(type));
     }
-    void begin_array(const char* key, ValueType type, size_t size) {
+    void begin_array(const std::string& key, ValueType type, size_t size) {
         begin(key, kArray);
         put(uint32_t(type));
         put(uint64_t(size));
@@ -66,28 +66,44 @@ uint32_t narrow(int64_t value, const char* what) {
 }
 
 void add_model(Metadata& m, const ModelConfig& c, DType dtype) {
-    m.add("general.architecture", std::string("llama"));
+    const std::string name = architecture_of(c).gguf;
+    const auto key = [&](const char* of_model) { return name + "." + of_model; };
+    m.add("general.architecture", name);
     m.add("general.file_type", uint32_t(file_type(dtype)));
     m.add("general.alignment", uint32_t(kAlignment));
-    m.add("llama.context_length", narrow(c.max_seq_len, "max_position_embeddings"));
-    m.add("llama.embedding_length", narrow(c.dim, "hidden_size"));
-    m.add("llama.block_count", narrow(c.layers, "num_hidden_layers"));
-    m.add("llama.feed_forward_length", narrow(c.ffn, "intermediate_size"));
-    m.add("llama.attention.head_count", narrow(c.heads, "num_attention_heads"));
-    m.add("llama.attention.head_count_kv", narrow(c.kv_heads, "num_key_value_heads"));
-    m.add("llama.attention.key_length", narrow(c.head_dim, "head_dim"));
-    m.add("llama.attention.value_length", narrow(c.head_dim, "head_dim"));
-    m.add("llama.attention.layer_norm_rms_epsilon", float(c.norm_eps));
-    m.add("llama.vocab_size", narrow(c.vocab, "vocab_size"));
-    m.add("llama.rope.dimension_count", narrow(c.head_dim, "head_dim"));
-    m.add("llama.rope.freq_base", float(c.rope_theta));
+    m.add(key("context_length"), narrow(c.max_seq_len, "max_position_embeddings"));
+    m.add(key("embedding_length"), narrow(c.dim, "hidden_size"));
+    m.add(key("block_count"), narrow(c.layers, "num_hidden_layers"));
+    m.add(key("feed_forward_length"), narrow(c.ffn, "intermediate_size"));
+    m.add(key("attention.head_count"), narrow(c.heads, "num_attention_heads"));
+    m.add(key("attention.head_count_kv"), narrow(c.kv_heads, "num_key_value_heads"));
+    m.add(key("attention.key_length"), narrow(c.head_dim, "head_dim"));
+    m.add(key("attention.value_length"), narrow(c.head_dim, "head_dim"));
+    m.add(key("attention.layer_norm_rms_epsilon"), float(c.norm_eps));
+    m.add(key("vocab_size"), narrow(c.vocab, "vocab_size"));
+    m.add(key("rope.dimension_count"), narrow(c.head_dim, "head_dim"));
+    m.add(key("rope.freq_base"), float(c.rope_theta));
     const RopeScaling& s = c.rope_scaling;
     if (s.kind == RopeKind::linear && s.factor != 1) {
-        m.add("llama.rope.scaling.type", std::string(name_of(s.kind)));
-        m.add("llama.rope.scaling.factor", float(s.factor));
+        m.add(key("rope.scaling.type"), std::string(name_of(s.kind)));
+        m.add(key("rope.scaling.factor"), float(s.factor));
     }
     // Without a type of scaling, llama.cpp still multiplies cos and sin with this.
-    if (rope_attention_factor(s) != 1) m.add("llama.rope.scaling.attn_factor", float(rope_attention_factor(s)));
+    if (rope_attention_factor(s) != 1) m.add(key("rope.scaling.attn_factor"), float(rope_attention_factor(s)));
+}
+
+// What llama.cpp would compute otherwise.
+void refuse_other_arithmetic(const ModelConfig& c) {
+    const Architecture& a = architecture_of(c);
+    const RopeKind kind = c.rope_scaling.kind;
+    require(a.rope_factors || c.rope_scaling.factor == 1 || (kind != RopeKind::llama3 && kind != RopeKind::yarn),
+            "GGUF: llama.cpp's \"%s\" does not read the frequencies of %s rope scaling\n"
+            "  export it for Hugging Face's libraries",
+            a.gguf, name_of(kind));
+    require(c.nope_every == 0 || c.nope_every == 4,
+            "GGUF: llama.cpp's \"%s\" rotates in all but every fourth block, this model in all but every %lld\n"
+            "  export it for Hugging Face's libraries",
+            a.gguf, (long long)c.nope_every);
 }
 
 // llama.cpp's name of a way to cut text into words.
@@ -142,18 +158,21 @@ struct Entry {
 };
 
 std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DType dtype) {
-    constexpr const char* kBlock[kBlockTensors] = {"attn_norm", "attn_q",   "attn_k", "attn_v",  "attn_output",
-                                                   "ffn_norm",  "ffn_gate", "ffn_up", "ffn_down"};
+    constexpr const char* kBlock[kBlockTensors] = {
+        "attn_norm.weight", "attn_q.weight",   "attn_k.weight",      "attn_v.weight",     "attn_output.weight",
+        "ffn_norm.weight",  "ffn_gate.weight", "ffn_up.weight",      "ffn_down.weight",   "attn_q.bias",
+        "attn_k.bias",      "attn_v.bias",     "attn_q_norm.weight", "attn_k_norm.weight"};
     std::vector<Entry> entries;
     const auto add = [&](const std::string& name, const Tensor& t) {
-        entries.push_back({name + ".weight", &t, t.shape.size() == 1 ? DType::f32 : dtype});
+        entries.push_back({name, &t, t.shape.size() == 1 ? DType::f32 : dtype});
     };
-    add("token_embd", table.embedding());
+    add("token_embd.weight", table.embedding());
     for (int64_t l = 0; l < c.layers; ++l)
         for (int k = 0; k < kBlockTensors; ++k)
-            add(format("blk.%lld.%s", (long long)l, kBlock[k]), table.block(l, BlockTensor(k)));
-    add("output_norm", table.final_norm());
-    if (!table.tied()) add("output", table.head());
+            if (table.has(BlockTensor(k)))
+                add(format("blk.%lld.%s", (long long)l, kBlock[k]), table.block(l, BlockTensor(k)));
+    add("output_norm.weight", table.final_norm());
+    if (!table.tied()) add("output.weight", table.head());
     if (c.rope_scaling.factor != 1 &&
         (c.rope_scaling.kind == RopeKind::llama3 || c.rope_scaling.kind == RopeKind::yarn))
         entries.push_back({"rope_freqs.weight", nullptr, DType::f32});
@@ -181,7 +200,8 @@ int64_t source_row(int64_t r, int64_t D) { return r / D * D + (r % D % 2) * (D /
 void write_tensor(AtomicFile& file, int64_t data, const Entry& e, const ModelConfig& c, const HfWeights& weights) {
     constexpr int64_t kPiece = 1 << 22;  // elements
     const Tensor& t = *e.tensor;
-    const bool rotated = e.name.ends_with("attn_q.weight") || e.name.ends_with("attn_k.weight");
+    const bool rotated =
+        architecture_of(c).pairs && (e.name.ends_with("attn_q.weight") || e.name.ends_with("attn_k.weight"));
     const int64_t columns = t.shape.back(), element = size_of(e.dtype);
     const int64_t step = rotated ? columns : std::min(t.size, kPiece);
     std::vector<char> piece(static_cast<size_t>(step * element));
@@ -197,6 +217,7 @@ void write_tensor(AtomicFile& file, int64_t data, const Entry& e, const ModelCon
 
 void save_gguf(const std::string& path, const ModelConfig& c, const ParamTable& table, DType dtype,
                const HfWeights& weights, const Tokenizer* tokenizer) {
+    refuse_other_arithmetic(c);
     Metadata values;
     add_model(values, c, dtype);
     if (tokenizer) add_tokenizer(values, c, *tokenizer);

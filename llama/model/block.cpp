@@ -16,8 +16,8 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
         norm(p, qkv_, a.h1, a.rstd1, a.resid, scratch.branch, previous_mid, w.norm1);
     else
         norm(p, qkv_, a.h1, a.rstd1, nullptr, a.resid, nullptr, w.norm1);
-    qkv_.forward(p, a.qkv, a.h1, w.qkv);
-    rotate(p, a.qkv, false);
+    qkv_.forward(p, a.qkv, a.h1, w.qkv, w.qkv_bias);
+    rotate(p, a.qkv, a.qk, w);
     if (watch)
         attention_.forward(p, a.o, a.lse, a.qkv, out_.magnitude_of_x(p), a.rstd1, *watch);
     else
@@ -57,7 +57,7 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
 
     const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out);
     attention_.backward(p, d.dqkv, p.scratch.dh, a.qkv, d.o, a.lse);
-    rotate(p, d.dqkv, true);
+    rotate_backward(p, d.dqkv, dw, d.dw_qk_norm, a.qk, w);
     if (both) qkv_.x_sets_off(p, d.h1);
     qkv_.input_grad(p, p.scratch.dnorm, d.dqkv, w.qkv, both);
     if (both) out_.weight_grad(p, dw, dmid, d.o);
@@ -108,6 +108,8 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
     dout_there = p.whole;
     add_norm_gradient(s, at(dw, norm2_, grad_dtype_), d.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, at(dw, norm1_, grad_dtype_), d.dw_norm1, config_.dim, grad_dtype_);
+    if (qk_norm_ >= 0)
+        add_norm_gradient(s, at(dw, qk_norm_, grad_dtype_), d.dw_qk_norm, 2 * config_.head_dim, grad_dtype_);
 }
 
 void exchange(BlockActivations& a, PendingBlock& p) {
@@ -161,19 +163,56 @@ void add_norm_gradient(Stream& s, void* dw, const float* sum, int64_t C, DType g
         {.out = dw, .a = dw, .b = sum, .n = C, .out_dtype = grad_dtype, .a_dtype = grad_dtype, .b_dtype = DType::f32});
 }
 
-void Block::rotate(BlockPass& p, void* qkv, bool inverse) const {
-    rope(p.stream, {.x = qkv,
-                    .cos_table = cos_,
-                    .sin_table = sin_,
-                    .N = p.N,
-                    .T = p.shape.T,
-                    .first_position = p.shape.first_position,
-                    .positions = p.shape.positions,
-                    .heads = config_.heads + config_.kv_heads,
-                    .D = config_.head_dim,
-                    .row_stride = config_.qkv_rows(),
-                    .inverse = inverse,
-                    .dtype = dtype_});
+QkNorm Block::qk_norm(const BlockPass& p, const BlockWeights& w) const {
+    return {.N = p.N,
+            .T = p.shape.T,
+            .heads = config_.heads,
+            .kv_heads = config_.kv_heads,
+            .D = config_.head_dim,
+            .row_stride = config_.qkv_rows(),
+            .wq = w.qk_norm,
+            .wk = at(w.qk_norm, config_.head_dim, dtype_),
+            .cos_table = p.shape.rotates ? cos_ : nullptr,
+            .sin_table = p.shape.rotates ? sin_ : nullptr,
+            .first_position = p.shape.first_position,
+            .positions = p.shape.positions,
+            .eps = float(config_.norm_eps),
+            .dtype = dtype_};
+}
+
+void Block::rotate(BlockPass& p, void* qkv, void* qk, const BlockWeights& w) const {
+    if (w.qk_norm)
+        qk_norm_forward(p.stream, {.x = qkv, .kept = qk, .norm = qk_norm(p, w)});
+    else
+        rope(p, qkv, false);
+}
+
+void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const void* qk,
+                            const BlockWeights& w) const {
+    if (!w.qk_norm) return rope(p, dqkv, true);
+    qk_norm_backward(p.stream, {.dx = dqkv,
+                                .kept = qk,
+                                .dw = dw ? at(dw, qk_norm_, grad_dtype_) : nullptr,
+                                .dw_sum = dw_sum,
+                                .scratch = p.scratch.norm,
+                                .grad_dtype = grad_dtype_,
+                                .norm = qk_norm(p, w)});
+}
+
+void Block::rope(BlockPass& p, void* qkv, bool inverse) const {
+    if (!p.shape.rotates) return;
+    rz::rope(p.stream, {.x = qkv,
+                        .cos_table = cos_,
+                        .sin_table = sin_,
+                        .N = p.N,
+                        .T = p.shape.T,
+                        .first_position = p.shape.first_position,
+                        .positions = p.shape.positions,
+                        .heads = config_.heads + config_.kv_heads,
+                        .D = config_.head_dim,
+                        .row_stride = config_.qkv_rows(),
+                        .inverse = inverse,
+                        .dtype = dtype_});
 }
 
 // ---- what a block is made of ----------------------------------------------------------------------------------------
@@ -207,6 +246,8 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
       codes_(fp8 && keeps_codes(fp8->recipe(), tp)),
       norm1_(table.within(table.block(0, kInputNorm))),
       norm2_(table.within(table.block(0, kPostNorm))),
+      qkv_bias_(table.has(kQBias) ? table.within(table.block(0, kQBias)) : -1),
+      qk_norm_(table.has(kQNorm) ? table.within(table.block(0, kQNorm)) : -1),
       matrices_(block_matrices(config, table)),
       // The norm before writes dy of `out` without tp; its own rows of the residual stream do not tell all rows' size.
       qkv_({.parallel = Parallel::column,
@@ -214,7 +255,8 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
             .out = config_.qkv_rows(),
             .begin = matrices_[0].begin,
             .number = 0,
-            .dy_is_measured = false},
+            .dy_is_measured = false,
+            .bias = qkv_bias_},
            dtype, grad_dtype, tp, fp8),
       out_({.parallel = Parallel::row,
             .in = config_.q_rows(),
@@ -247,6 +289,8 @@ BlockWeights Block::weights(const void* whole) const {
             .out = matrix(1),
             .gate_up = matrix(2),
             .down = matrix(3),
+            .qkv_bias = qkv_bias_ < 0 ? nullptr : at(whole, qkv_bias_, dtype_),
+            .qk_norm = qk_norm_ < 0 ? nullptr : at(whole, qk_norm_, dtype_),
             .address = whole};
 }
 
@@ -259,12 +303,15 @@ BlockWeights Block::weights(const Fp8Parameters& fp8) const {
     const auto matrix = [&](size_t m) {
         return Operand::coded(fp8.codes + matrices_before(matrices_[m].begin), fp8.scales + m);
     };
-    return {.norm1 = at(fp8.rest, norm1_ - matrices_before(norm1_), dtype_),
-            .norm2 = at(fp8.rest, norm2_ - matrices_before(norm2_), dtype_),
+    const auto vector = [&](int64_t element) { return at(fp8.rest, element - matrices_before(element), dtype_); };
+    return {.norm1 = vector(norm1_),
+            .norm2 = vector(norm2_),
             .qkv = matrix(0),
             .out = matrix(1),
             .gate_up = matrix(2),
             .down = matrix(3),
+            .qkv_bias = qkv_bias_ < 0 ? nullptr : vector(qkv_bias_),
+            .qk_norm = qk_norm_ < 0 ? nullptr : vector(qk_norm_),
             .address = fp8.codes};
 }
 

@@ -3,7 +3,8 @@
 //
 //   resid = previous mid + previous branch            (the residual stream at the block's entrance)
 //   h1    = rmsnorm(resid)
-//   qkv   = rope(h1 Wqkv^T),  o = attention(qkv),  branch = o Wo^T
+//   qkv   = rope(norm(h1 Wqkv^T + bqkv)),  o = attention(qkv),  branch = o Wo^T      (bias, and norm of each head of q
+//                                                                                   and k, where the model has them)
 //   mid   = resid + branch
 //   h2    = rmsnorm(mid)
 //   gate_up = h2 Wgu^T,  branch = swiglu(gate_up) Wdown^T        (added to mid at the next block's entrance)
@@ -16,6 +17,7 @@
 // weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory,
 // op by op, and gives the same bits.
 
+#include "kernels/qk_norm.h"
 #include "llama/model/attention.h"
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
@@ -34,13 +36,15 @@ std::vector<ElementRange> block_matrices(const ModelConfig&, const ParamTable&);
 struct BlockWeights {
     const void *norm1, *norm2;  // (C)
     Operand qkv, out, gate_up, down;
-    const void* address;  // of the unit: the same address has the same parameters' places
+    const void *qkv_bias, *qk_norm;  // nullptr: none
+    const void* address;             // of the unit: the same address has the same parameters' places
 };
 
 // What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
 struct BlockActivations {
     void* resid = nullptr;       // (R, C)
     void* h1 = nullptr;          // (R, C)   or codes
+    void* qk = nullptr;          // (N, (heads + kv_heads) * head_dim) before the heads' norm; with one, to train
     void* qkv = nullptr;         // (N, Q) rotated; the rows of a cache start first_position rows before
     void* o = nullptr;           // (N, heads * head_dim)
     void* mid = nullptr;         // (R, C)
@@ -54,17 +58,18 @@ struct BlockActivations {
 
 // What weight_grad reads. All dtype unless noted.
 struct PendingBlock {
-    void* h1 = nullptr;          // (R, C)   or codes, as h2
-    void* h2 = nullptr;          // (R, C)
-    void* o = nullptr;           // (N, heads * head_dim)
-    void* gate_up = nullptr;     // (N, 2F)  the gradient of gate and up
-    void* act = nullptr;         // (N, F)   swiglu output
-    void* dqkv = nullptr;        // (N, Q)
-    void* dout = nullptr;        // (R, C)   gradient of the block's output, mid + branch
-    void* dmid = nullptr;        // (R, C)   gradient of mid
-    float* dw_norm1 = nullptr;   // (C) f32  this micro-batch's sum for the norm's weight
-    float* dw_norm2 = nullptr;   // (C) f32
-    Fp8Scale* scales = nullptr;  // (kBlockScales) or none
+    void* h1 = nullptr;           // (R, C)   or codes, as h2
+    void* h2 = nullptr;           // (R, C)
+    void* o = nullptr;            // (N, heads * head_dim)
+    void* gate_up = nullptr;      // (N, 2F)  the gradient of gate and up
+    void* act = nullptr;          // (N, F)   swiglu output
+    void* dqkv = nullptr;         // (N, Q)
+    void* dout = nullptr;         // (R, C)   gradient of the block's output, mid + branch
+    void* dmid = nullptr;         // (R, C)   gradient of mid
+    float* dw_norm1 = nullptr;    // (C) f32  this micro-batch's sum for the norm's weight
+    float* dw_norm2 = nullptr;    // (C) f32
+    float* dw_qk_norm = nullptr;  // (2 head_dim) f32, with a norm of heads
+    Fp8Scale* scales = nullptr;   // (kBlockScales) or none
 };
 
 class Block {
@@ -103,7 +108,10 @@ class Block {
     BlockPass pass(Stream&, const BlockShape&, const BlockScratch&, Fp8Scale* scales) const;
     void norm(BlockPass&, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
               const void* residual, const void* w) const;
-    void rotate(BlockPass&, void* qkv, bool inverse) const;
+    void rotate(BlockPass&, void* qkv, void* qk, const BlockWeights& w) const;
+    void rotate_backward(BlockPass&, void* dqkv, char* dw, float* dw_sum, const void* qk, const BlockWeights& w) const;
+    QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
+    void rope(BlockPass&, void* qkv, bool inverse) const;
     // Of both halves, dw being nullptr where only the inputs' is asked for.
     void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
                   void* dresid) const;
@@ -116,6 +124,8 @@ class Block {
     TensorParallel* tp_;
     bool codes_;
     int64_t norm1_, norm2_;  // where they are in the unit, in elements
+    int64_t qkv_bias_;       // likewise, of q, k and v side by side; -1: none
+    int64_t qk_norm_;        // of q's and k's heads, side by side; -1: none
     std::vector<ElementRange> matrices_;
     ParallelLinear qkv_, out_, gate_up_, down_;
     Attention attention_;

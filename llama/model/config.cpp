@@ -1,5 +1,6 @@
 #include "llama/model/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/attention/attention.h"
@@ -19,9 +20,91 @@ constexpr ConfigField kFields[] = {
     {"ffn", "intermediate_size", &ModelConfig::ffn, 1, 1 << 24, "Width of the MLP."},
     {"vocab", "vocab_size", &ModelConfig::vocab, 1, INT32_MAX, "Number of token ids, from 0 to vocab - 1."},
     {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "Longest sequence, in tokens."},
+    {"nope-every", nullptr, &ModelConfig::nope_every, 0, 1 << 16,
+     "Blocks from one to the next that does not rotate q and k (SmolLM3: 4, the fourth is the first). 0: all rotate."},
 };
 
 std::span<const ConfigField> config_fields() { return kFields; }
+
+constexpr ConfigSwitch kSwitches[] = {
+    {"qkv-bias", &ModelConfig::qkv_bias, "Add biases to q, k and v, as Qwen2 and Qwen2.5 do."},
+    {"qk-norm", &ModelConfig::qk_norm, "Normalise each head of q and k (RMSNorm) before RoPE, as Qwen3 does."},
+};
+
+std::span<const ConfigSwitch> config_switches() { return kSwitches; }
+
+// ---- architectures ----
+
+constexpr Architecture kArchitectures[] = {
+    {.type = "llama",
+     .name = "LlamaForCausalLM",
+     .gguf = "llama",
+     .pairs = true,
+     .rope_factors = true,
+     .rope_theta = 1e4,  // absent from Llama-1 and early Llama-2 files
+     .norm_eps = 1e-6,   // though every popular file says 1e-5
+     .bos = 1,
+     .eos = 2},
+    {.type = "mistral",
+     .name = "MistralForCausalLM",
+     .gguf = "llama",
+     .pairs = true,
+     .rope_factors = true,
+     .kv_heads = 8,
+     .max_seq_len = 1 << 17,
+     .rope_theta = 1e4,
+     .norm_eps = 1e-6,
+     .bos = 1,
+     .eos = 2},
+    {.type = "qwen2",
+     .name = "Qwen2ForCausalLM",
+     .gguf = "qwen2",
+     .qkv_bias = true,
+     .kv_heads = 32,
+     .max_seq_len = 32768,
+     .rope_theta = 1e4,
+     .norm_eps = 1e-6,
+     .bos = -1,
+     .eos = -1},
+    {.type = "qwen3",
+     .name = "Qwen3ForCausalLM",
+     .gguf = "qwen3",
+     .qk_norm = true,
+     .kv_heads = 32,
+     .head_dim = 128,
+     .max_seq_len = 32768,
+     .rope_theta = 1e4,
+     .norm_eps = 1e-6,
+     .bos = -1,
+     .eos = -1},
+    {.type = "smollm3",
+     .name = "SmolLM3ForCausalLM",
+     .gguf = "smollm3",
+     .nope = true,
+     .pairs = true,
+     .kv_heads = 4,
+     .max_seq_len = 32768,
+     .rope_theta = 2e6,
+     .norm_eps = 1e-6,
+     .bos = 128000,
+     .eos = 128001,
+     .tied = true},
+};
+
+static const Architecture* find_architecture(const ModelConfig& c) {
+    for (const Architecture& a : kArchitectures)
+        if (a.qkv_bias == c.qkv_bias && a.qk_norm == c.qk_norm && a.nope == (c.nope_every > 0)) return &a;
+    return nullptr;
+}
+
+const Architecture& architecture_of(const ModelConfig& c) {
+    const Architecture* found = find_architecture(c);
+    require(found != nullptr, "%s: no architecture of transformers has both\n  nearest: one of them",
+            !c.qk_norm   ? "qkv-bias with nope-every"
+            : c.qkv_bias ? "qkv-bias with qk-norm"
+                         : "qk-norm with nope-every");
+    return *found;
+}
 
 // "heads (num_attention_heads) = 7"
 static std::string named(const ModelConfig& config, int64_t ModelConfig::*member) {
@@ -69,6 +152,8 @@ void ModelConfig::resolve() {
             named(*this, &ModelConfig::head_dim).c_str(), (long long)std::max<int64_t>(2, head_dim - 1),
             (long long)head_dim + 1);
     for (const ConfigField& f : kFields) in_range(f);  // the derived ones too
+    if (nope_every > layers) nope_every = 0;           // then all rotate
+    architecture_of(*this);
     require_finite(rope_theta, 1, 1e15, "rope-theta (rope_theta)");
     require_finite(norm_eps, 0, 1, "norm-eps (rms_norm_eps)");
     require_finite(init_std, 0, 100, "init-std (initializer_range)");
@@ -124,8 +209,9 @@ int64_t ModelConfig::matmul_parameters() const {
 }
 
 int64_t ModelConfig::parameter_count() const {
-    const int64_t norms = (2 * layers + 1) * dim;
-    return checked_add(checked_add(matmul_parameters(), norms, "parameter count"), tied ? 0 : vocab * dim,
+    const int64_t norms = (2 * layers + 1) * dim + (qk_norm ? layers * 2 * head_dim : 0),
+                  biases = qkv_bias ? layers * qkv_rows() : 0;
+    return checked_add(checked_add(matmul_parameters(), norms + biases, "parameter count"), tied ? 0 : vocab * dim,
                        "parameter count");
 }
 
@@ -140,10 +226,14 @@ std::string summary(const ModelConfig& c) {
     const std::string kv = c.kv_heads == c.heads ? "" : format(" (%lld kv)", (long long)c.kv_heads);
     const std::string scaling =
         is_plain(c.rope_scaling) ? "" : format(", %s rope x%g", name_of(c.rope_scaling.kind), c.rope_scaling.factor);
-    return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s",
+    std::string more;
+    for (const ConfigSwitch& w : kSwitches)
+        if (c.*w.member) more += format(", %s", w.name);
+    if (c.nope_every > 0) more += format(", nope-every %lld", (long long)c.nope_every);
+    return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s%s",
                   human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
                   kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
-                  scaling.c_str());
+                  scaling.c_str(), more.c_str());
 }
 
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b) {
@@ -155,6 +245,7 @@ std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_
     };
     for (const ConfigField& f : kFields)
         if (f.member != &ModelConfig::max_seq_len) compare(f.name, double(a.*f.member), double(b.*f.member));
+    for (const ConfigSwitch& w : kSwitches) compare(w.name, a.*w.member, b.*w.member);
     compare("tied", a.tied, b.tied);
     compare("norm-eps", a.norm_eps, b.norm_eps);
     compare("rope-theta", a.rope_theta, b.rope_theta);
@@ -233,8 +324,7 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     return rope;
 }
 
-static void read_rope(const Json& json, ModelConfig& config, const std::string& where) {
-    double theta = 10000;  // absent from Llama-1 and early Llama-2 files
+static void read_rope(const Json& json, double theta, ModelConfig& config, const std::string& where) {
     if (const Json* x = json_find(json, "rope_theta")) theta = json_number(*x, "rope_theta", 1, 1e15, where);
     const Json* legacy = json_find(json, "rope_scaling");
     const Json* current = json_find(json, "rope_parameters");
@@ -252,13 +342,6 @@ static void read_rope(const Json& json, ModelConfig& config, const std::string& 
     config.rope_scaling = rope.scaling;
 }
 
-static bool is_mistral(const Json& json) {
-    const Json *architectures = json_find(json, "architectures"), *type = json_find(json, "model_type");
-    if (type != nullptr) return *type == "mistral";
-    return architectures != nullptr && architectures->is_array() && !architectures->empty() &&
-           architectures->front() == "MistralForCausalLM";
-}
-
 // A window that no sequence reaches is none. transformers takes one of 4096 where the file says nothing.
 static void refuse_window(const Json& json, const std::string& where) {
     const Json* window = json_find(json, "sliding_window");
@@ -273,28 +356,59 @@ static void refuse_window(const Json& json, const std::string& where) {
             where.c_str(), (long long)size, (long long)positions);
 }
 
-// Refuses what would compute something else than this program does.
-static void refuse_unsupported(const Json& json, const std::string& where) {
-    const Json* architectures = json_find(json, "architectures");
-    const Json* type = json_find(json, "model_type");
-    require(architectures != nullptr || type != nullptr,
-            "%s: neither architectures nor model_type says what model this is", where.c_str());
-    if (architectures != nullptr) {
-        bool found = false;
-        if (architectures->is_array())
-            for (const Json& name : *architectures) found |= name == "LlamaForCausalLM" || name == "MistralForCausalLM";
-        require(found,
-                "%s: architectures = %s is not supported: only LlamaForCausalLM and MistralForCausalLM without sliding "
-                "window are",
-                where.c_str(), json_excerpt(*architectures).c_str());
+// The row of a file: by its model_type, or else by the class that it names first.
+static const Architecture& find_architecture(const Json& json, const std::string& where) {
+    const Json *classes = json_find(json, "architectures"), *type = json_find(json, "model_type");
+    require(classes != nullptr || type != nullptr, "%s: neither architectures nor model_type says what model this is",
+            where.c_str());
+    const auto names = [&](auto member, const char* quote) {
+        std::string all;
+        for (const Architecture& a : kArchitectures) {
+            const bool last = &a == &std::end(kArchitectures)[-1];
+            all += format("%s%s%s%s", all.empty() ? "" : last ? " and " : ", ", quote, a.*member, quote);
+        }
+        return all;
+    };
+    const auto lists = [&](const Architecture& a) {
+        return classes->is_array() &&
+               std::any_of(classes->begin(), classes->end(), [&](const Json& x) { return x == a.name; });
+    };
+    const Architecture *of_class = nullptr, *of_type = nullptr;
+    for (const Architecture& a : kArchitectures) {
+        if (classes != nullptr && of_class == nullptr && lists(a)) of_class = &a;
+        if (type != nullptr && *type == a.type) of_type = &a;
     }
-    if (type != nullptr)
-        require(*type == "llama" || *type == "mistral",
-                "%s: model_type = %s is not supported: only \"llama\" and \"mistral\" without sliding window are",
-                where.c_str(), json_excerpt(*type).c_str());
-    if (is_mistral(json)) refuse_window(json, where);
+    require(classes == nullptr || of_class != nullptr, "%s: architectures = %s is not supported: only %s are",
+            where.c_str(), json_excerpt(*classes).c_str(), names(&Architecture::name, "").c_str());
+    require(type == nullptr || of_type != nullptr, "%s: model_type = %s is not supported: only %s are", where.c_str(),
+            json_excerpt(*type).c_str(), names(&Architecture::type, "\"").c_str());
+    if (of_class == nullptr || of_type == nullptr) return of_type ? *of_type : *of_class;
+    require(lists(*of_type) || std::string_view(of_type->gguf) == of_class->gguf,
+            "%s: model_type = \"%s\" contradicts architectures = %s", where.c_str(), of_type->type,
+            json_excerpt(*classes).c_str());
+    return *of_type;
+}
+
+// Windows of some layers only.
+static void refuse_layer_windows(const Json& json, const std::string& where) {
+    if (const Json* x = json_find(json, "use_sliding_window"))
+        require(!json_bool(*x, "use_sliding_window", where),
+                "%s: use_sliding_window = true is not supported: attention reaches back over all positions here",
+                where.c_str());
+    if (const Json* x = json_find(json, "layer_types"))
+        require(x->is_array() && std::all_of(x->begin(), x->end(), [](const Json& t) { return t == "full_attention"; }),
+                "%s: layer_types = %s is not supported: only \"full_attention\" is", where.c_str(),
+                json_excerpt(*x).c_str());
+}
+
+// Refuses what would compute something else than this program does.
+static void refuse_unsupported(const Json& json, const Architecture& a, const std::string& where) {
+    if (a.type == std::string_view("mistral"))
+        refuse_window(json, where);
+    else
+        refuse_layer_windows(json, where);
     for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved"})
-        if (const Json* x = json_find(json, key))
+        if (const Json* x = json_find(json, key); x != nullptr && !a.qkv_bias)  // Qwen2's class knows no such keys
             require(!json_bool(*x, key, where), "%s: %s = true is not supported", where.c_str(), key);
     if (const Json* x = json_find(json, "hidden_act"))
         require(*x == "silu", "%s: hidden_act = %s is not supported: only \"silu\" is", where.c_str(),
@@ -314,44 +428,71 @@ static int64_t read_token_id(const Json& value, const char* key, const std::stri
     return std::max<int64_t>(-1, json_int(value, key, INT32_MIN, INT32_MAX, where));  // old files say -1 for none
 }
 
-static void read_token_ids(const Json& json, ModelConfig& config, const std::string& where) {
-    const auto has = [&](const char* key) { return json.contains(key); };
-    const auto id = [&](const char* key) {
+static void read_token_ids(const Json& json, const Architecture& a, ModelConfig& config, const std::string& where) {
+    const auto id = [&](const char* key, int64_t absent) {
         const Json* x = json_find(json, key);
-        return x == nullptr ? -1 : read_token_id(*x, key, where);
+        return !json.contains(key) ? absent : x == nullptr ? -1 : read_token_id(*x, key, where);
     };
-    config.bos = has("bos_token_id") ? id("bos_token_id") : 1;
-    config.pad = id("pad_token_id");
+    config.bos = id("bos_token_id", a.bos);
+    config.pad = id("pad_token_id", -1);
     config.eos.clear();
     const Json* eos = json_find(json, "eos_token_id");
     if (eos != nullptr && eos->is_array())
         for (const Json& x : *eos) config.eos.push_back(read_token_id(x, "eos_token_id", where));
     else
-        config.eos.push_back(has("eos_token_id") ? id("eos_token_id") : 2);
+        config.eos.push_back(id("eos_token_id", a.eos));
     std::erase_if(config.eos, [](int64_t x) { return x < 0; });
+}
+
+// SmolLM3's list has 0 where a layer does not rotate.
+static int64_t read_nope(const Json& json, int64_t layers, const std::string& where) {
+    const Json* list = json_find(json, "no_rope_layers");
+    if (list == nullptr) {
+        const Json* every = json_find(json, "no_rope_layer_interval");
+        return every == nullptr ? 4 : json_int(*every, "no_rope_layer_interval", 1, 1 << 16, where);
+    }
+    require(list->is_array() && int64_t(list->size()) >= layers, "%s: no_rope_layers = %s must list all %lld layers",
+            where.c_str(), json_excerpt(*list).c_str(), (long long)layers);
+    ModelConfig config;
+    for (int64_t l = layers - 1; l >= 0; --l)
+        if ((*list)[size_t(l)] == 0) config.nope_every = l + 1;
+    for (int64_t l = 0; l < layers; ++l)
+        require((*list)[size_t(l)] == int(config.rotates(l)),
+                "%s: no_rope_layers = %s is not supported: only 0 in every N-th place and 1 elsewhere", where.c_str(),
+                json_excerpt(*list).c_str());
+    return config.nope_every;
 }
 
 ModelConfig config_from_json(std::string_view text, const std::string& where) {
     const Json json = parse_json(text, where, kModelConfig);
     require(json.is_object(), "%s: expected a JSON object, found %s", where.c_str(), json_excerpt(json).c_str());
-    refuse_unsupported(json, where);
+    const Architecture& a = find_architecture(json, where);
+    refuse_unsupported(json, a, where);
     ModelConfig config;
-    if (is_mistral(json)) config.max_seq_len = 1 << 17, config.kv_heads = 8;  // where the file does not say
+    config.kv_heads = a.kv_heads;
+    config.tied = a.tied;
+    config.norm_eps = a.norm_eps;
+    config.head_dim = a.head_dim;
+    config.qkv_bias = a.qkv_bias;
+    config.qk_norm = a.qk_norm;
+    if (a.max_seq_len > 0) config.max_seq_len = a.max_seq_len;
     for (const ConfigField& f : kFields) {
+        if (f.key == nullptr) continue;
         const bool derived = f.member == &ModelConfig::kv_heads || f.member == &ModelConfig::head_dim;
         const bool has_default = f.member == &ModelConfig::max_seq_len;
         const Json* x = json_find(json, f.key);
         require(x != nullptr || derived || has_default, "%s: \"%s\" is missing", where.c_str(), f.key);
         if (x != nullptr) config.*f.member = json_int(*x, f.key, f.min, f.max, where);
+        if (x == nullptr && derived && json.contains(f.key)) config.*f.member = 0;  // null: as many as heads
     }
-    config.norm_eps = 1e-6;  // LlamaConfig's default, though every popular file says 1e-5
+    if (a.nope) config.nope_every = read_nope(json, config.layers, where);
     if (const Json* x = json_find(json, "rms_norm_eps")) config.norm_eps = json_number(*x, "rms_norm_eps", 0, 1, where);
     if (const Json* x = json_find(json, "initializer_range"))
         config.init_std = json_number(*x, "initializer_range", 0, 100, where);
     if (const Json* x = json_find(json, "tie_word_embeddings"))
         config.tied = json_bool(*x, "tie_word_embeddings", where);
-    read_rope(json, config, where);
-    read_token_ids(json, config, where);
+    read_rope(json, a.rope_theta, config, where);
+    read_token_ids(json, a, config, where);
     try {
         config.resolve();
     } catch (const Error& e) {
@@ -380,15 +521,20 @@ std::string config_to_json(const ModelConfig& c, DType weights) {
     const auto id = [](int64_t x) { return x < 0 ? OrderedJson(nullptr) : OrderedJson(x); };
     const char* dtype = names_of(weights).config_json;
     OrderedJson json;
-    json["architectures"] = {"LlamaForCausalLM"};
-    json["model_type"] = "llama";
-    for (const ConfigField& f : kFields) json[f.key] = c.*f.member;
+    const Architecture& a = architecture_of(c);
+    json["architectures"] = {a.name};
+    json["model_type"] = a.type;
+    for (const ConfigField& f : kFields)
+        if (f.key) json[f.key] = c.*f.member;
     json["hidden_act"] = "silu";
     json["rms_norm_eps"] = c.norm_eps;
     json["initializer_range"] = c.init_std;
     json["tie_word_embeddings"] = c.tied;
-    json["attention_bias"] = false;
-    json["mlp_bias"] = false;
+    if (!a.qkv_bias) json["attention_bias"] = false;
+    if (!a.qkv_bias) json["mlp_bias"] = false;
+    if (a.qkv_bias || a.qk_norm || a.nope) json["use_sliding_window"] = false;
+    for (int64_t l = 0; a.nope && l < c.layers; ++l) json["no_rope_layers"].push_back(int(c.rotates(l)));
+    if (a.nope) json["no_rope_layer_interval"] = c.nope_every;
     json["attention_dropout"] = 0.0;
     json["rope_theta"] = c.rope_theta;
     if (is_plain(c.rope_scaling))

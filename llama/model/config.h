@@ -1,5 +1,5 @@
 #pragma once
-// The architecture of a LLaMA: what Hugging Face's config.json says, under shorter names.
+// The architecture of a LLaMA or a relative of it: what Hugging Face's config.json says, under shorter names.
 
 #include <cstdint>
 #include <span>
@@ -25,7 +25,10 @@ struct ModelConfig {
     double rope_theta = 10000;
     RopeScaling rope_scaling;  // factor 1: none; of dynamic, original_max_position is max_seq_len
     double norm_eps = 1e-5;
-    bool tied = false;  // the head is the embedding
+    bool tied = false;       // the head is the embedding
+    bool qk_norm = false;    // RMSNorm of each head of q and of k, before RoPE
+    bool qkv_bias = false;   // q, k and v have biases
+    int64_t nope_every = 0;  // blocks N - 1, 2N - 1, ... do not rotate q and k; 0: all rotate
     double init_std = 0.02;
     // A factor of init_std for o_proj and down_proj, whose products are added to the residual stream. Below 0: it is
     // 1 / sqrt(2 L), as in GPT-2. config.json does not have it.
@@ -42,6 +45,8 @@ struct ModelConfig {
     int64_t q_rows() const { return heads * head_dim; }
     int64_t kv_rows() const { return kv_heads * head_dim; }
     int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+    // Whether the block rotates q and k by their positions.
+    bool rotates(int64_t block) const { return nope_every == 0 || (block + 1) % nope_every != 0; }
     // Distinct parameters; a tied head counts once.
     int64_t parameter_count() const;
     // 2 x this is the matmul FLOPs of a token's forward pass without attention scores: all but the norms and the
@@ -52,12 +57,37 @@ struct ModelConfig {
 // The integer fields, for flags, for config.json and for comparisons: each name is written once, here.
 struct ConfigField {
     const char* name;  // of the flag
-    const char* key;   // in config.json
+    const char* key;   // in config.json; nullptr: the architecture says it there
     int64_t ModelConfig::*member;
     int64_t min, max;
     const char* help;
 };
 std::span<const ConfigField> config_fields();
+
+// Likewise the fields that are on or off.
+struct ConfigSwitch {
+    const char* name;
+    bool ModelConfig::*member;
+    const char* help;
+};
+std::span<const ConfigSwitch> config_switches();
+
+// An architecture of transformers: a config.json that names it is read by this row, and a config is written as the
+// first row that has all of its switches and no more. resolve() refuses a config that no row computes.
+struct Architecture {
+    const char* type;  // model_type
+    const char* name;  // of transformers' class
+    const char* gguf;  // llama.cpp's name
+    bool qkv_bias = false, qk_norm = false, nope = false;
+    bool pairs = false;  // llama.cpp rotates neighbours of a head, not halves: rows of q and k are in another order
+    bool rope_factors = false;  // llama.cpp reads rope_freqs.weight
+    // For files that do not say: transformers' defaults. 0: as ModelConfig.
+    int64_t kv_heads = 0, head_dim = 0, max_seq_len = 0;
+    double rope_theta, norm_eps;
+    int64_t bos, eos;
+    bool tied = false;
+};
+const Architecture& architecture_of(const ModelConfig&);
 
 // "46.5M parameters: dim 512, 5 layers, 8 heads (4 kv) of 64, ffn 1280, vocab 32000, untied"
 std::string summary(const ModelConfig&);
@@ -70,9 +100,9 @@ void check_tensor_parallel(const ModelConfig&, int64_t tp);
 // weights compute the same function under both. Token ids and initialisation are not compared.
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b);
 
-// config.json of a LlamaForCausalLM, or of a MistralForCausalLM without sliding window, which is the same. Reads the
-// forms of transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters), ignores unknown keys, and refuses by key
-// name whatever it can't honour. `where` is named in errors. The result is resolved.
+// config.json of an Architecture; a MistralForCausalLM without sliding window is a LlamaForCausalLM. Reads the forms of
+// transformers 4 (rope_theta, rope_scaling) and 5 (rope_parameters), ignores unknown keys, and refuses by key name
+// whatever it can't honour. `where` is named in errors. The result is resolved.
 ModelConfig config_from_json(std::string_view text, const std::string& where);
 // The form that both transformers 4 and 5 read: the older pair of rope keys, both dtype keys.
 std::string config_to_json(const ModelConfig&, DType weights);

@@ -208,7 +208,7 @@ void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
     const void* previous_mid = unit > std::max(stage.first_unit, 1) ? a_.mid : nullptr;
     if (unit > int(c.layers)) return forward_head(count, previous_mid);
     a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * part_.qkv_rows() * e;
-    block_.forward(stream_, {.B = 1, .T = count, .first_position = position_},
+    block_.forward(stream_, {.B = 1, .T = count, .first_position = position_, .rotates = c.rotates(unit - 1)},
                    block_.weights(parameters_.parameters(unit)), a_, scratch_, previous_mid);
     if (unit == stage.last_unit)
         reduce_add(stream_, {.out = outputs_.at(stage.stage),

@@ -3,6 +3,7 @@
 #include <tuple>
 #include <utility>
 
+#include "kernels/bias.h"
 #include "llama/model/linear.h"
 
 namespace rz {
@@ -89,7 +90,7 @@ void ParallelLinear::wait_for_dx(BlockPass& p) const {
 
 // ---- products -------------------------------------------------------------------------------------------------------
 
-void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand& w) const {
+void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand& w, const void* bias) const {
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
     if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.N * in, dtype_);
@@ -98,6 +99,7 @@ void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand
             linear(s, at(y, first * out, dtype_), operand_x(p, rows), w, count, in, out, dtype_, fp8_);
         };
         p.scales ? product(gather_x(p, x), 0, p.N) : void(by_rows(p, x, in, product));
+        if (bias) add_bias(s, {.x = y, .bias = bias, .N = p.N, .C = out, .dtype = dtype_});
         return;
     }
     if (!tp_) return linear(s, y, operand_x(p, x), w, p.N, in, out, dtype_, fp8_);
@@ -136,6 +138,14 @@ void ParallelLinear::weight_grad(BlockPass& p, char* dw, const void* dy, const v
     }
     linear_backward_weight(p.stream, dw + layer_.begin * size_of(grad_dtype_), {dy, scale_of_dy(p)}, operand_x(p, x),
                            p.N, layer_.in, layer_.out, dtype_, grad_dtype_, fp8_);
+    if (layer_.bias >= 0)
+        bias_backward(p.stream, {.dbias = dw + layer_.bias * size_of(grad_dtype_),
+                                 .dy = dy,
+                                 .scratch = p.scratch.norm,
+                                 .N = p.N,
+                                 .C = layer_.out,
+                                 .dtype = dtype_,
+                                 .grad_dtype = grad_dtype_});
 }
 
 }  // namespace rz

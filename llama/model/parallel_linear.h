@@ -25,6 +25,7 @@ struct BlockShape {
     int64_t first_position = 0;          // > 0 when a cache already holds that many positions (B is 1 then)
     const int32_t* positions = nullptr;  // (B, T) of RoPE, where they are not first_position + t
     const int32_t* first_key = nullptr;  // (B, T) as attention's, where documents are packed
+    bool rotates = true;                 // whether this block does RoPE
     int64_t rows() const { return B * T; }
 };
 
@@ -39,7 +40,7 @@ struct BlockScratch {
     void* whole = nullptr;      // (N, C)   with tp: gathered rows, or partial sums in its wire type
     void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
     void* attention = nullptr;  // attention_backward_workspace
-    float* norm = nullptr;      // rmsnorm_backward_scratch(C)
+    float* norm = nullptr;      // rmsnorm_backward_scratch(C), or what another sum over rows needs if that is more
     Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
 };
 
@@ -69,6 +70,7 @@ class ParallelLinear {
         int number;     // of the block's four: its scales are 2 number and 2 number + 1
         // Whether the op that writes it finds the magnitude; else it is measured here.
         bool x_is_measured = true, dy_is_measured = true;
+        int64_t bias = -1;  // likewise of a column-parallel layer's bias; -1: none
     };
     // `tp` and `fp8` may be nullptr; they outlive this.
     ParallelLinear(const Layer& layer, DType dtype, DType grad_dtype, TensorParallel* tp, const Fp8Linear* fp8)
@@ -77,12 +79,13 @@ class ParallelLinear {
     // Every pass enqueues and returns. Column-parallel: x and dx have R rows, y and dy N; row-parallel: the other way
     // round.
     //
-    // y = x W^T. Row-parallel: the partial sums pass through scratch.whole.
-    void forward(BlockPass&, void* y, const void* x, const Operand& w) const;
+    // y = x W^T, plus the bias where the layer has one. Row-parallel: the partial sums pass through scratch.whole.
+    void forward(BlockPass&, void* y, const void* x, const Operand& w, const void* bias = nullptr) const;
     // dx = dy W; returns dy with all rows, in scratch.whole with tp. Column-parallel:, dx is scratch.dnorm and the
     // partial sums pass through scratch.dh; `aside`: compute does not wait for dx before pass.wait(dnorm).
     const void* input_grad(BlockPass&, void* dx, const void* dy, const Operand& w, bool aside = false) const;
-    // dw (a unit's gradients) += dy^T x at the layer's place. dy has all rows; those of x are gathered.
+    // dw (a unit's gradients) += dy^T x at the layer's place, and at its bias's += the sum of dy's rows. dy has all
+    // rows; those of x are gathered.
     void weight_grad(BlockPass&, char* dw, const void* dy, const void* x) const;
 
     // Row-parallel:: dy with all rows, for weight_grad.

@@ -27,6 +27,9 @@ void ParamTable::end_unit(std::string name) {
 }
 
 ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(config.tied) {
+    int count = 0;
+    for (int which = 0; which < kBlockTensors; ++which)
+        places_[which] = which <= kDown || (which <= kVBias ? config.qkv_bias : config.qk_norm) ? count++ : -1;
     add_tensors(config);
     cut(holding);
     hold();
@@ -41,6 +44,9 @@ void ParamTable::add_tensors(const ModelConfig& c) {
     const auto by_cols = [&](std::string name, int64_t rows, int64_t cols, int64_t grain) {
         add(std::move(name), {rows, cols}, Init::kNormal, last_std, Split::cols, grain);
     };
+    const auto bias = [&](std::string name, int64_t size, int64_t grain) {
+        add(std::move(name), {size}, Init::kNormal, 0, Split::cols, grain);
+    };
     by_rows("model.embed_tokens.weight", c.vocab, c.dim, 1);
     end_unit("embedding");
     for (int64_t l = 0; l < c.layers; ++l) {
@@ -54,6 +60,13 @@ void ParamTable::add_tensors(const ModelConfig& c) {
         by_rows(prefix + "mlp.gate_proj.weight", c.ffn, c.dim, 1);
         by_rows(prefix + "mlp.up_proj.weight", c.ffn, c.dim, 1);
         by_cols(prefix + "mlp.down_proj.weight", c.dim, c.ffn, 1);
+        if (c.qkv_bias) {
+            bias(prefix + "self_attn.q_proj.bias", c.q_rows(), c.head_dim);
+            bias(prefix + "self_attn.k_proj.bias", c.kv_rows(), c.head_dim);
+            bias(prefix + "self_attn.v_proj.bias", c.kv_rows(), c.head_dim);
+        }
+        for (const char* name : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"})
+            if (c.qk_norm) add(prefix + name, {c.head_dim}, Init::kOnes);
         end_unit("block " + std::to_string(l));
     }
     add("model.norm.weight", {c.dim}, Init::kOnes);
@@ -167,7 +180,7 @@ const Tensor* ParamTable::find(std::string_view name) const {
 }
 
 const Tensor& ParamTable::block(int64_t layer, BlockTensor which) const {
-    return tensors_[size_t(units_[size_t(layer) + 1].first_tensor + which)];
+    return tensors_[size_t(units_[size_t(layer) + 1].first_tensor + places_[which])];
 }
 
 const Tensor& ParamTable::final_norm() const { return tensors_[size_t(units_.back().first_tensor)]; }

@@ -28,8 +28,8 @@ namespace rz {
 
 enum class Init { kNormal, kOnes };
 
-// How the holders of a unit share a tensor: by rows (the outputs of a matrix), by columns (its inputs), or each has it
-// whole.
+// How the holders of a unit share a tensor: by rows (the outputs of a matrix), by columns (its inputs; the elements of
+// a vector), or each has it whole.
 enum class Split { none, rows, cols };
 
 struct Tensor {
@@ -76,8 +76,25 @@ struct Unit : UnitLayout {
 };
 
 // The tensors of a block, in buffer order: q, k, v are adjacent (one GEMM of (H + 2K) D rows), so are gate and up (2F
-// rows).
-enum BlockTensor { kInputNorm, kQ, kK, kV, kO, kPostNorm, kGate, kUp, kDown, kBlockTensors };
+// rows), and the biases of q, k, v. Those after kDown are not in every model; their sizes need not be multiples of 8,
+// so they come last.
+enum BlockTensor {
+    kInputNorm,
+    kQ,
+    kK,
+    kV,
+    kO,
+    kPostNorm,
+    kGate,
+    kUp,
+    kDown,
+    kQBias,
+    kKBias,
+    kVBias,
+    kQNorm,
+    kKNorm,
+    kBlockTensors
+};
 
 class ParamTable {
    public:
@@ -92,7 +109,8 @@ class ParamTable {
     const Tensor* find(std::string_view name) const;
 
     const Tensor& embedding() const { return tensors_.front(); }
-    const Tensor& block(int64_t layer, BlockTensor which) const;
+    const Tensor& block(int64_t layer, BlockTensor which) const;  // has() it
+    bool has(BlockTensor which) const { return places_[which] >= 0; }
     const Tensor& final_norm() const;
     const Tensor& head() const;  // the embedding if tied
     bool tied() const { return tied_; }
@@ -138,7 +156,8 @@ class ParamTable {
     std::vector<HeldPiece> held_;
     std::unordered_map<std::string, int> by_name_;
     int64_t size_ = 0, parameters_ = 0;
-    int64_t unit_size_ = 0;  // of the unit that is being filled
+    int64_t unit_size_ = 0;      // of the unit that is being filled
+    int places_[kBlockTensors];  // in a block's unit; -1: not in this model
     bool tied_;
 };
 

@@ -36,6 +36,28 @@ static ModelConfig llama3(const Shape& s, bool tied, double factor) {
     return c;
 }
 
+static ModelConfig qwen2_5(const Shape& s, bool tied, int64_t max_seq_len) {
+    ModelConfig c = make(s, tied, max_seq_len, 1e6, 151643, 151643);
+    c.norm_eps = 1e-6;
+    c.qkv_bias = true;
+    return c;
+}
+
+static ModelConfig qwen3(const Shape& s, bool tied) {
+    ModelConfig c = make(s, tied, 32768, 1e6, 151643, 151643);
+    c.norm_eps = 1e-6;
+    c.head_dim = 128;
+    c.qk_norm = true;
+    return c;
+}
+
+static ModelConfig smollm3(const Shape& s) {
+    ModelConfig c = make(s, true, 65536, 5e6, 128000, 128001);
+    c.norm_eps = 1e-6;
+    c.nope_every = 4;
+    return c;
+}
+
 // Of before 3.1: shorter sequences, and positions as they are.
 static ModelConfig first_llama3(const Shape& s) { return make(s, false, 8192, 5e5, 128000, 128001); }
 
@@ -56,6 +78,16 @@ std::span<const Preset> presets() {
         {"smollm2-360m", smollm2({960, 2560, 32, 15, 5, 49152}, 1e5), "HuggingFaceTB/SmolLM2-360M"},
         {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000),
          "HuggingFaceTB/SmolLM2-1.7B", "SmolLM2 1.7B"},
+        {"smollm3-3b", smollm3({2048, 11008, 36, 16, 4, 128256}), "HuggingFaceTB/SmolLM3-3B"},
+        {"qwen2.5-0.5b", qwen2_5({896, 4864, 24, 14, 2, 151936}, true, 32768), "Qwen/Qwen2.5-0.5B"},
+        {"qwen2.5-1.5b", qwen2_5({1536, 8960, 28, 12, 2, 151936}, true, 131072), "Qwen/Qwen2.5-1.5B"},
+        {"qwen2.5-3b", qwen2_5({2048, 11008, 36, 16, 2, 151936}, true, 32768), "Qwen/Qwen2.5-3B"},
+        {"qwen2.5-7b", qwen2_5({3584, 18944, 28, 28, 4, 152064}, false, 131072), "Qwen/Qwen2.5-7B"},
+        {"qwen2.5-14b", qwen2_5({5120, 13824, 48, 40, 8, 152064}, false, 131072), "Qwen/Qwen2.5-14B"},
+        {"qwen3-0.6b", qwen3({1024, 3072, 28, 16, 8, 151936}, true), "Qwen/Qwen3-0.6B-Base"},
+        {"qwen3-1.7b", qwen3({2048, 6144, 28, 16, 8, 151936}, true), "Qwen/Qwen3-1.7B-Base"},
+        {"qwen3-4b", qwen3({2560, 9728, 36, 32, 8, 151936}, true), "Qwen/Qwen3-4B-Base"},
+        {"qwen3-8b", qwen3({4096, 12288, 36, 32, 8, 151936}, false), "Qwen/Qwen3-8B-Base"},
         {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2),
          "TinyLlama-1.1B", "TinyLlama 1.1B"},
         {"llama3.2-1b", llama3({2048, 8192, 16, 32, 8, 128256}, true, 32), "meta-llama/Llama-3.2-1B"},

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/argmax.h"
+#include "kernels/bias.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
@@ -83,8 +84,10 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     const BlockShape largest{.B = o.B, .T = o.T};
     scratch_.attention = take(1, attention_backward_workspace(block_.attention().shape(largest)), 1, MemKind::workspace,
                               "attention backward");
-    scratch_.norm =
-        static_cast<float*>(take(1, rmsnorm_backward_scratch(c.dim), 4, MemKind::workspace, "norm partials"));
+    const int64_t bias_sums = c.qkv_bias ? bias_backward_scratch(part.qkv_rows()) : 0;
+    const int64_t head_sums = c.qk_norm ? qk_norm_backward_scratch(c.head_dim) : 0;
+    scratch_.norm = static_cast<float*>(take(1, std::max({rmsnorm_backward_scratch(c.dim), bias_sums, head_sums}), 4,
+                                             MemKind::workspace, "norm partials"));
     if (with_head) {
         losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token losses"));
         if (o.z_loss > 0) z_losses_ = static_cast<float*>(take(N, 1, 4, MemKind::activations, "token z-losses"));
@@ -173,6 +176,7 @@ void Stage::add_slot(int number) {
             const bool codes = slots && !share && fp8.covers(unit - 1, c.layers);  // shared, it serves any block
             a.h1 = act("attention norm", R, c.dim, codes ? 1 : e);
             a.rstd1 = row("attention rstd", R, 1);
+            if (c.qk_norm) a.qk = act("q and k", N, part_.q_rows() + part_.kv_rows(), e);
             a.qkv = act("qkv", N, part_.qkv_rows(), e);
             a.o = act("attention output", N, part_.q_rows(), e);
             a.lse = row("attention lse", N, part_.heads);
@@ -222,6 +226,9 @@ void Stage::add_weight_slot(int number) {
                                .dmid = pending("middle gradient", R, c.dim),
                                .dw_norm1 = sum("attention norm's weight gradient"),
                                .dw_norm2 = sum("ffn norm's weight gradient")});
+        if (c.qk_norm)
+            slot.blocks.back().dw_qk_norm =
+                static_cast<float*>(bytes("head norms' weight gradient", 1, 2 * c.head_dim, 4));
         if (slots)
             slot.blocks.back().scales = static_cast<Fp8Scale*>(bytes("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
     }
@@ -259,8 +266,8 @@ char* Stage::gradients(const Tensor& t) {
     return static_cast<char*>(gradients_->gradients(t.unit)) + table_.within(t) * size_of(options_.grad_dtype);
 }
 
-static BlockShape shape_of(const DeviceBatch& b) {
-    return {.B = b.B, .T = b.T, .positions = b.positions, .first_key = b.first_key};
+static BlockShape shape_of(const DeviceBatch& b, bool rotates) {
+    return {.B = b.B, .T = b.T, .positions = b.positions, .first_key = b.first_key, .rotates = rotates};
 }
 
 // The key names the piece and holds what it records by value and may change. (A batch's first_key lies beside its
@@ -321,7 +328,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     piece(GraphSet::key(Piece::forward, unit, slot, w.address, a.h1, b.B, b.T, b.positions), [&] {
         BlockWatch watch = goal.watch;
         if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
-        work_.block(unit).forward(stream_, shape_of(b), w, a, work_.scratch(), previous_mid,
+        work_.block(unit).forward(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, work_.scratch(), previous_mid,
                                   watch.squares ? &watch : nullptr);
     });
     if (away && goal.pass == Pass::train) offload_->after_forward(slot, int64_t(index(unit)));
@@ -489,7 +496,7 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
         return final_norm_backward(s, own_rows(b), s.gradient, nullptr);
     }
     const BlockActivations& a = s.blocks[index(unit)];
-    const BlockShape shape = shape_of(b);
+    const BlockShape shape = shape_of(b, config_.rotates(unit - 1));
     const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
@@ -518,7 +525,10 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     exchange(a, p);
     piece(
         GraphSet::key(Piece::input_grad, unit, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
-        [&] { work_.block(unit).input_grad(stream_, shape_of(b), w, a, p, work_.scratch(), dresid); });
+        [&] {
+            work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, p, work_.scratch(),
+                                         dresid);
+        });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool then_below) {
@@ -531,7 +541,8 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool th
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T), [&] {
         const void* next = then_below && unit > first_block() ? pending.blocks[index(unit) - 1].dout : nullptr;
-        work_.block(unit).weight_grad(stream_, shape_of(b), dw, p, work_.scratch(), dout_there_, next);
+        work_.block(unit).weight_grad(stream_, shape_of(b, config_.rotates(unit - 1)), dw, p, work_.scratch(),
+                                      dout_there_, next);
     });
 }
 

@@ -10,6 +10,7 @@
 #include "kernels/argmax.h"
 #include "kernels/attention/attention_largest.h"
 #include "kernels/attention/attention_merge.h"
+#include "kernels/bias.h"
 #include "kernels/bias_correction.h"
 #include "kernels/bit_sum.h"
 #include "kernels/copy_rows.h"
@@ -23,6 +24,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
 #include "kernels/loss_scale.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/runtime/host_streams.h"
 #include "kernels/rope.h"
@@ -78,6 +80,16 @@ OpWork work(const RmsnormBackward& a) {
     return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.dresidual ? 4 : 3), a.dtype);
 }
 OpWork work(const Rope& a) { return bytes(2 * n(a.N) * n(a.heads) * n(a.D) * size_of(a.dtype), a.dtype); }
+OpWork work(const AddBias& a) { return bytes(2 * n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
+OpWork work(const BiasBackward& a) { return bytes(n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
+OpWork work(const QkNormForward& a) {
+    const QkNorm& q = a.norm;
+    return bytes(n(q.N) * n(q.heads + q.kv_heads) * n(q.D) * size_of(q.dtype) * (a.kept ? 3 : 2), q.dtype);
+}
+OpWork work(const QkNormBackward& a) {
+    const QkNorm& q = a.norm;
+    return bytes(3 * n(q.N) * n(q.heads + q.kv_heads) * n(q.D) * size_of(q.dtype), q.dtype);
+}
 OpWork work(const SwigluForward& a) { return bytes(3 * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }
 OpWork work(const SwigluBackward& a) { return bytes((a.h ? 6 : 5) * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }
 OpWork work(const CrossEntropy& a) {
@@ -187,11 +199,12 @@ bool find_work(const OpCall& op, OpWork& found) {
         return true;
     }
     return try_all<Gemm, AttentionForward, AttentionLargest, AttentionBackward, RmsnormForward, RmsnormBackward, Rope,
-                   SwigluForward, SwigluBackward, CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax,
-                   LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax,
-                   Quantise, Transpose8, FoldScales, SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares,
-                   ClipScale, BiasCorrection, BitSum, Cast, ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge,
-                   SegmentSquares, BlockStatistics>(op, found);
+                   QkNormForward, QkNormBackward, AddBias, BiasBackward, SwigluForward, SwigluBackward, CrossEntropy,
+                   VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm,
+                   Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales, SumF32,
+                   EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum, Cast,
+                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics>(op,
+                                                                                                                found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

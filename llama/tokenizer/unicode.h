@@ -7,8 +7,8 @@
 
 namespace rz::unicode {
 
-// Inclusive, ascending, not touching. The tables are in unicode_tables.cpp and nfc_tables.cpp, which dev/golden/make_unicode_tables.py
-// writes.
+// Inclusive, ascending, not touching. The tables are in unicode_tables.cpp and nfc_tables.cpp, which
+// dev/golden/make_unicode_tables.py writes.
 struct CodeRange {
     uint32_t first, last;
 };

@@ -30,7 +30,9 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table, b
         for (int64_t n : t.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
         text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), shape.c_str(), (long long)t.offset,
                        t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
-        if (t.unit == 2 && &t == &table.block(1, kDown) && config.layers > 2)
+        const Unit& unit = table.units()[size_t(t.unit)];
+        const bool last = &t == &table.tensors()[size_t(unit.first_tensor + unit.tensors - 1)];
+        if (t.unit == 2 && last && config.layers > 2)
             text += format("  ... %lld more blocks\n", (long long)config.layers - 2);
     }
     return text;

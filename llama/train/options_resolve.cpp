@@ -191,6 +191,8 @@ ModelConfig model_config(const TrainOptions& o, int64_t data_vocab) {
 void override_fields(const TrainOptions& o, ModelConfig& c) {
     for (const ConfigField& f : config_fields())
         if (auto it = o.fields.find(f.name); it != o.fields.end()) c.*f.member = it->second;
+    for (const ConfigSwitch& w : config_switches())
+        if (auto it = o.switches.find(w.name); it != o.switches.end() && it->second) c.*w.member = *it->second;
     if (o.head) c.tied = *o.head == Head::tied;
     if (o.rope_theta > 0) c.rope_theta = o.rope_theta;
     if (o.norm_eps > 0) c.norm_eps = o.norm_eps;

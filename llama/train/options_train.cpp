@@ -42,6 +42,9 @@ static void add_model(OptionGroup g, TrainOptions& o) {
         g.given_whole("--" + std::string(f.name), Keeps::no, min, f.max, std::string(f.help) + " [as the preset]",
                       [&o, name = f.name](int64_t value) { o.fields[name] = value; });
     }
+    for (const ConfigSwitch& w : config_switches())
+        g.on_off("--" + std::string(w.name), Keeps::no, o.switches[w.name],
+                 (std::string(w.help) + " [as the preset]").c_str());
     g.choice("--head", Keeps::no, o.head, "Whether the head shares the embedding's weights. [as the preset]");
     g.real("--rope-theta", Keeps::no, o.rope_theta, 0, 1e12, "Base of RoPE. 0: as the preset.");
     g.real("--norm-eps", Keeps::no, o.norm_eps, 0, 1, "Epsilon of RMSNorm. 0: as the preset.");

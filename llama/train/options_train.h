@@ -56,9 +56,10 @@ struct TrainOptions {
     std::string init_from;  // a run or a Hugging Face folder, instead of preset and random weights
     bool allow_tokenizer_change = false, resize_vocab = false;
     std::map<std::string, int64_t> fields;  // config_fields() that were given, by flag name; the preset has the rest
-    std::optional<Head> head;               // none: as the preset
-    double rope_theta = 0, norm_eps = 0, init_std = 0;  // 0: the preset's
-    double init_scale = -1;                             // of the projections that end a branch; < 0: 1 / sqrt(2 L)
+    std::map<std::string, std::optional<bool>> switches;  // config_switches(); none: as the preset
+    std::optional<Head> head;                             // likewise
+    double rope_theta = 0, norm_eps = 0, init_std = 0;    // 0: the preset's
+    double init_scale = -1;                               // of the projections that end a branch; < 0: 1 / sqrt(2 L)
 
     // data
     std::string data;             // folder made by data_prep/prepare.py, or a mix (llama/data/mix.h)

@@ -59,6 +59,7 @@ static std::map<std::string, std::string> resolved(const Trainer& t) {
         {"threads", std::to_string(t.core->options.threads)},
     };
     for (const ConfigField& f : config_fields()) values[f.name] = std::to_string(c.*f.member);
+    for (const ConfigSwitch& w : config_switches()) values[w.name] = c.*w.member ? "on" : "off";
     return values;
 }
 

@@ -36,7 +36,10 @@ TEST(Presets, HaveThePublishedCounts) {
         {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
         {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
         {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
-        {"llama3-8b", 8'030'261'248},      {"llama3-70b", 70'553'706'496},
+        {"llama3-8b", 8'030'261'248},      {"llama3-70b", 70'553'706'496},   {"qwen2.5-0.5b", 494'032'768},
+        {"qwen2.5-1.5b", 1'543'714'304},   {"qwen2.5-3b", 3'085'938'688},    {"qwen2.5-7b", 7'615'616'512},
+        {"qwen2.5-14b", 14'770'033'664},   {"qwen3-0.6b", 596'049'920},      {"qwen3-1.7b", 1'720'574'976},
+        {"qwen3-4b", 4'022'468'096},       {"qwen3-8b", 8'190'735'360},      {"smollm3-3b", 3'075'098'624},
     };
     for (const auto& [name, count] : exact) {
         ModelConfig c = find_preset(name).config;
@@ -217,6 +220,66 @@ TEST(ConfigJson, MistralWithoutAWindowIsALlama) {
                          "sliding_window = 64"));
 }
 
+// The same fields as another model_type.
+ModelConfig read_as(const std::string& type, const std::string& more) {
+    std::string text = "{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}";
+    return config_from_json(text.replace(text.find("llama"), 5, type), "c.json");
+}
+
+TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
+    const ModelConfig llama = read(R"("num_key_value_heads":2)");
+    const auto differ = [&](const ModelConfig& c) { return differences(llama, c, "llama", "c"); };
+    const std::string rest = R"("num_key_value_heads":2,"rope_theta":1e4,"head_dim":16)";
+    const std::tuple<const char*, const char*, std::string, std::string> cases[] = {
+        {"qwen2", "Qwen2ForCausalLM", rest + R"(,"use_sliding_window":false,"sliding_window":32,"max_window_layers":1)",
+         "qkv-bias: 0 in llama, 1 in c\n"},
+        {"qwen3", "Qwen3ForCausalLM",
+         rest + R"(,"attention_bias":false,"layer_types":["full_attention","full_attention"])",
+         "qk-norm: 0 in llama, 1 in c\n"},
+        {"smollm3", "SmolLM3ForCausalLM", rest + R"(,"no_rope_layers":[1,0],"tie_word_embeddings":false)",
+         "nope-every: 0 in llama, 2 in c\n"},
+    };
+    for (const auto& [type, name, fields, want] : cases) {
+        const ModelConfig c = read_as(type, fields);
+        EXPECT_EQ(differ(c), want);
+        const std::string text = config_to_json(c, DType::bf16);
+        EXPECT_TRUE(contains(text, name) && contains(text, format("\"%s\"", type))) << text;
+        EXPECT_EQ(differences(c, config_from_json(text, "again"), "once", "again"), "");
+    }
+    // What transformers takes where a file does not say
+    const ModelConfig qwen3 = read_as("qwen3", R"("num_key_value_heads":null)"), smollm3 = read_as("smollm3", "");
+    EXPECT_EQ(qwen3.head_dim, 128);
+    EXPECT_EQ(qwen3.kv_heads, 4);
+    EXPECT_EQ(qwen3.bos, -1);
+    EXPECT_TRUE(qwen3.eos.empty());
+    EXPECT_TRUE(smollm3.tied);
+    EXPECT_EQ(smollm3.rope_theta, 2e6);
+    EXPECT_EQ(smollm3.nope_every, 0) << "two blocks have no fourth";
+    EXPECT_TRUE(contains(config_to_json(smollm3, DType::f32), "LlamaForCausalLM"));
+}
+
+TEST(ConfigJson, ArchitecturesRefuseWhatTheirClassesWouldCompute) {
+    const std::tuple<const char*, const char*, const char*> cases[] = {
+        {"qwen2", R"("use_sliding_window":true)", "use_sliding_window"},
+        {"qwen3", R"("attention_bias":true)", "attention_bias"},
+        {"qwen3", R"("layer_types":["full_attention","sliding_attention"])", "layer_types"},
+        {"qwen2", R"("architectures":["Qwen3ForCausalLM"])", "contradicts"},
+        {"smollm3", R"("no_rope_layers":[1])", "no_rope_layers"},
+        {"smollm3", R"("no_rope_layers":[0,1])", "no_rope_layers"},
+    };
+    for (const auto& [type, fields, part] : cases) {
+        const std::string more = std::string(fields) + R"(,"num_key_value_heads":2)";
+        EXPECT_TRUE(contains(error_of([&] { read_as(type, more); }), part)) << fields;
+    }
+    ModelConfig c = config_toy();
+    c.qkv_bias = c.qk_norm = true;
+    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with qk-norm"));
+    c.qkv_bias = false, c.nope_every = 2;
+    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qk-norm with nope-every"));
+    c.qk_norm = false, c.qkv_bias = true;
+    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with nope-every"));
+}
+
 TEST(ConfigJson, RefusesByName) {
     const std::pair<const char*, const char*> cases[] = {
         {R"("rope_parameters":{"rope_type":"longrope"})", "\"longrope\""},
@@ -230,7 +293,8 @@ TEST(ConfigJson, RefusesByName) {
         {R"("rope_interleaved":true)", "rope_interleaved"},
         {R"("attention_dropout":0.1)", "attention_dropout"},
         {R"("hidden_act":"gelu")", "hidden_act"},
-        {R"("architectures":["Qwen2ForCausalLM"])", "Qwen2ForCausalLM"},
+        {R"("architectures":["Qwen2ForCausalLM"])", "contradicts"},
+        {R"("architectures":["Olmo2ForCausalLM"])", "Olmo2ForCausalLM"},
         {R"("rope_scaling":{"rope_type":"linear"})", "factor"},
         {R"("rope_scaling":{"rope_type":"yarn","factor":2,"beta_fast":1,"beta_slow":2})", "beta_fast"},
         {R"("rope_scaling":{"rope_type":"yarn","factor":2,"attention_factor":0})", "attention_factor"},
@@ -256,7 +320,7 @@ TEST(ConfigJson, RefusesByName) {
     EXPECT_TRUE(contains(whole("{}"), "model_type"));
     EXPECT_TRUE(contains(whole("[1]"), "object"));
     EXPECT_TRUE(contains(whole(""), "not valid JSON"));
-    EXPECT_TRUE(contains(whole(R"({"model_type":"qwen2"})"), "qwen2"));
+    EXPECT_TRUE(contains(whole(R"({"model_type":"olmo2"})"), "olmo2"));
     EXPECT_TRUE(contains(whole(R"({"model_type":"llama"})"), "hidden_size"));
     const std::string heads = R"({"model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,)"
                               R"("num_hidden_layers":2,"num_attention_heads":7})";

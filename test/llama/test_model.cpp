@@ -163,7 +163,7 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
                          testing::Values("gqa", "tied", "llama3_rope", "linear_rope", "dynamic_rope", "yarn_rope",
-                                         "yarn_mscale_rope", "mistral"));
+                                         "yarn_mscale_rope", "mistral", "qwen2", "qwen3", "smollm3"));
 
 // ---- the model against itself ---------------------------------------------------------------------------------------
 

@@ -58,7 +58,7 @@ def make_files(program, folder):
                 "sliding_window": 4096,
             },
         ),
-        ("qwen", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"]}),
+        ("olmo", {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}),
     ):
         shutil.copytree(at("model"), at(name))
         with open(at(f"{name}/config.json")) as f:

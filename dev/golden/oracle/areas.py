@@ -98,7 +98,11 @@ def draw_config(r, heads_divide=1):
                             ("truncate", [True, False]), ("mscale", [0.7, 1.4]), ("mscale_all_dim", [0.7, 1.0])):
             if r.random() < 0.3:
                 rope[key] = r.choice(values)
-    return dict(hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv, head_dim=d, intermediate_size=r.choice([8, 24, 41, 64]),
+    kind = r.choice(["Llama", "Llama", "Qwen2", "Qwen3", "SmolLM3"])
+    more = {} if kind == "Llama" else dict(model=kind)
+    if kind == "SmolLM3":
+        more["no_rope_layer_interval"] = r.choice([1, 2, 3, 4])
+    return dict(more, hidden_size=width, num_attention_heads=heads, num_key_value_heads=kv, head_dim=d, intermediate_size=r.choice([8, 24, 41, 64]),
                 num_hidden_layers=r.randint(1, 3), vocab_size=r.choice([19, 64, 131, 300]), rms_norm_eps=r.choice([1e-6, 1e-5, 1e-2]),
                 max_position_embeddings=positions, tie_word_embeddings=r.random() < 0.4, rope_parameters=rope)
 
@@ -107,10 +111,14 @@ def make_model(config, seed, folder, dtype="float32", shard="100MB"):
     """Saved by transformers; -> its weights."""
     import transformers
     torch.manual_seed(seed)
-    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**json.loads(json.dumps(config))))
+    fields = json.loads(json.dumps(config))
+    kind = fields.pop("model", "Llama")
+    if kind == "SmolLM3":  # its own ids are beyond these vocabularies
+        fields.update(bos_token_id=1, eos_token_id=2, pad_token_id=None)
+    model = getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**fields))
     with torch.no_grad():
-        for p in model.parameters():
-            p.uniform_(0.5, 1.5) if p.dim() == 1 else p.normal_(0, 0.5 if p.shape[0] == config["vocab_size"] else 1.2 * p.shape[1] ** -0.5)
+        for name, p in model.named_parameters():
+            p.normal_(0, 0.5) if name.endswith("bias") else p.uniform_(0.5, 1.5) if p.dim() == 1 else p.normal_(0, 0.5 if p.shape[0] == config["vocab_size"] else 1.2 * p.shape[1] ** -0.5)
     model = model.to(getattr(torch, dtype))
     model.save_pretrained(folder, max_shard_size=shard)
     return model, {n: p.detach() for n, p in model.named_parameters()}
@@ -175,6 +183,8 @@ def smaller_models(case):
     c = case["config"]
     if c["num_hidden_layers"] > 1 and case.get("flags", {}).get("pp", 1) == 1:
         yield dict(case, config=dict(c, num_hidden_layers=1))
+    if "model" in c:
+        yield dict(case, config={k: v for k, v in c.items() if k not in ("model", "no_rope_layer_interval")})
     for key, value in (("tie_word_embeddings", False), ("intermediate_size", 8), ("vocab_size", 19), ("rms_norm_eps", 1e-5)):
         if c[key] != value:
             yield dict(case, config=dict(c, **{key: value}))
@@ -327,7 +337,7 @@ class Tokenizers:
     """Ids and texts, against the package tokenizers."""
 
     name = "tokenizers"
-    kinds = ("gpt2", "gpt2_split", "llama3", "smollm2", "llama2", "metaspace first", "metaspace always")
+    kinds = ("gpt2", "gpt2_split", "llama3", "qwen2", "smollm2", "llama2", "metaspace first", "metaspace always")
     pieces = ("<pad>", "<|a|>", "[x]", "x y", "a>", "<a", "<|a", "\u2581", "\u2581\u2581", " ", "  ", "\u00e9", "\u00e9\u00e8", "\n", "th", "the", "\u4e16\u754c", "<s", "\U0001f999", "A", "'s", "12", "e\u0301", "\u0120x")
 
     def draw(self, r):
@@ -549,6 +559,10 @@ class Exports:
         config.update(vocab_size=440, max_position_embeddings=64)
         if config["rope_parameters"]["rope_type"] == "dynamic":  # beyond 64 positions llama.cpp has no such thing
             config["rope_parameters"] = dict(rope_type="default", rope_theta=10000.0)
+        if config.get("model") and config["rope_parameters"]["rope_type"] != "linear":  # it reads no others of these
+            config["rope_parameters"] = dict(rope_type="default", rope_theta=config["rope_parameters"]["rope_theta"])
+        if config.get("model") == "SmolLM3":
+            config["no_rope_layer_interval"] = 4  # it knows no other
         config["head_dim"] = max(8, config["head_dim"])
         return dict(config=config, seed=r.randrange(10**6), prompt=[r.randrange(3, 440) for _ in range(r.randint(3, 30))])
 
@@ -562,7 +576,7 @@ class Exports:
         shutil.copy(os.path.join(ROOT, "test", "golden", "tokenizer", "llama2.json"), os.path.join(folder, "tokenizer.json"))
         export = [tools.program, "export", "--from", folder, "--to"]
         tools.run([*export, tools.path("again")])
-        again = transformers.LlamaForCausalLM.from_pretrained(tools.path("again"), dtype=torch.float32)
+        again = transformers.AutoModelForCausalLM.from_pretrained(tools.path("again"), dtype=torch.float32)
         for n, p in again.named_parameters():
             f.same("weights of " + n, bool(torch.equal(p, weights[n])), True)
         tools.run([*export, tools.path("model.gguf"), "--format", "gguf", "--dtype", "fp32"])
@@ -598,5 +612,6 @@ AREAS = {a.name: a for a in (Models(), Training(), Tokenizers(), Tasks(), Schedu
 FAULTS = {  # by name, the area whose draws should show it
     "no attention factor": "models", "mask off by one": "training", "another epsilon": "models", "other groups of heads": "models", "the last target is lost": "training",
     "divided by tp": "training", "no bias correction": "training", "decay on norms": "training", "norms not in the norm": "training", "special tokens are always read": "tokenizers",
+    "biases are lost": "models", "a norm after the rotation": "models", "all layers rotate": "models",
     "a token is not scored": "tasks", "two tasks change places": "schedules",
 }

@@ -81,14 +81,20 @@ def logits(params, c, ids, first=None):
         seen = seen & ((at[None, None, :] > first[:, :, None]) | (at[None, None, :] == at[None, :, None]))
     eps = 1e-6 if FAULT == "another epsilon" else c["rms_norm_eps"]
 
-    def norm(x, name):
+    def norm(x, name):  # where the model has it
+        if name + ".weight" not in params:
+            return x
         y = x.float() if dtype == torch.bfloat16 else x
         return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * params[name + ".weight"]
 
     def linear(x, name):
-        return x @ params[name + ".weight"].T
+        y = x @ params[name + ".weight"].T
+        return y + params[name + ".bias"] if name + ".bias" in params and FAULT != "biases are lost" else y
 
-    def rotate(x):
+    def rotate(x, layer):
+        every = c.get("no_rope_layer_interval")
+        if every and (layer + 1) % every == 0 and FAULT != "all layers rotate":
+            return x
         a, b = x.chunk(2, -1)
         return torch.cat((a * cos - b * sin, b * cos + a * sin), -1)
 
@@ -97,7 +103,11 @@ def logits(params, c, ids, first=None):
         at_layer = f"model.layers.{layer}."
         h = norm(x, at_layer + "input_layernorm")
         q, k, v = (linear(h, f"{at_layer}self_attn.{n}_proj").view(batch, length, -1, d).transpose(1, 2) for n in "qkv")
-        q, k = rotate(q), rotate(k)
+        names = (at_layer + "self_attn.q_norm", at_layer + "self_attn.k_norm")
+        if FAULT == "a norm after the rotation":
+            q, k = (norm(rotate(x, layer), name) for x, name in zip((q, k), names))
+        else:
+            q, k = (rotate(norm(x, name), layer) for x, name in zip((q, k), names))
         if FAULT == "other groups of heads":
             k, v = (t.repeat(1, heads // kv, 1, 1) for t in (k, v))
         else:
