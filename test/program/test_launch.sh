@@ -184,6 +184,7 @@ manual() {
     "$("$program" generate --help | sed -n 's/^  --max-tokens [^ ]* *//p')" || return 1
   ! command -v man > /dev/null || [ -z "$(man --warnings -l "$prefix/share/man/man1/train_llama.1" 2>&1 > /dev/null)" ]
 }
+check "beside others: each yes of ours has its flag, each cell of another its source" test/program/check_beside.py "$program"
 check "install: the man page has every flag of --help-all, and man has no complaint" manual
 completes() {  # completes WORDS... = the last is completed to what the log then holds
   bash -c ". '$prefix/share/bash-completion/completions/train_llama'; COMP_WORDS=(\"\$@\"); COMP_CWORD=\$((\$# - 1)); _train_llama '$program'; printf '%s\n' \"\${COMPREPLY[@]}\"" \
