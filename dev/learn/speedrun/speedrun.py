@@ -20,7 +20,10 @@ import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.join(HERE, "../../..")
-TARGET, WORST = 1.70, 1.71
+sys.path.insert(0, f"{TOP}/dev/run")
+import student
+
+TARGET, WORST, SIGNIFICANCE = 1.70, 1.71, 0.01
 FIXED = ["--device", "cpu", "--threads", "2", "--val-every", "0", "--val-tokens", "131072", "--save-every", "0"]
 DATA = ["synthetic", "--order", "2", "--symbols", "16", "--tokens", "4e6", "--val-tokens", "2e5"]
 HASHES = {
@@ -62,6 +65,28 @@ def run(program, data, seed, extra):
     return cpu, seconds, float(found[-1][1]), done.stdout
 
 
+def source_hash():
+    """Of every source that train_llama is built from, by name and content."""
+    found = ["Makefile", "train_llama.cu"]
+    for room in ("comm", "kernels", "llama", "zero"):
+        for folder, _, names in os.walk(room):
+            found += [os.path.join(folder, n) for n in names if n.endswith((".cpp", ".cu", ".cuh", ".h"))]
+    whole = hashlib.sha256()
+    for path in sorted(found):
+        with open(path, "rb") as f:
+            whole.update(f"{path} {hashlib.sha256(f.read()).hexdigest()}\n".encode())
+    return whole.hexdigest()
+
+
+def identity(program, config):
+    """What a log says of the run before its lines: enough to know whether two are of the same thing."""
+    with open(program, "rb") as f:
+        built = hashlib.sha256(f.read()).hexdigest()
+    flags = config + "\n" + " ".join(FIXED)
+    return (f"source {source_hash()}\nprogram {built}\nflags {hashlib.sha256(flags.encode()).hexdigest()}\n"
+            + "".join(f"data {want} {name}\n" for name, want in HASHES.items()))
+
+
 def cpu_name():
     with open("/proc/cpuinfo") as f:
         return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
@@ -81,7 +106,10 @@ def main():
     if o.check:
         cpu, _, loss, _ = run(program, o.data, 1, ["--steps", "3"])
         print(f"three steps: loss {loss}, {cpu:.1f} CPU seconds")
-        sys.exit(0 if 2 < loss < 3.5 else 1)
+        table = abs(student.tail(3.746947, 4) - 0.01) < 1e-6 and abs(student.tail(-1.894579, 7) - 0.95) < 1e-6  # Student's t
+        record = student.p_below([1.6972, 1.6989, 1.6992, 1.699, 1.6977], TARGET)  # scipy.stats.ttest_1samp says 0.007981
+        print(f"the record's losses lie below {TARGET}: p = {record:.4f}\n{identity(program, config)}", end="")
+        sys.exit(0 if 2 < loss < 3.5 and table and abs(record - 0.007981) < 1e-6 else 1)
 
     runs, logs = [], []
     for seed in range(1, o.seeds + 1):
@@ -92,23 +120,25 @@ def main():
     n = len(runs)
     score, loss = sum(r[0] for r in runs) / n, sum(r[2] for r in runs) / n
     error = math.sqrt(sum((r[0] - score) ** 2 for r in runs) / (n - 1) / n) if n > 1 else float("nan")
+    p = student.p_below([r[2] for r in runs], TARGET) if n > 1 else float("nan")
     reached = loss <= TARGET and max(r[2] for r in runs) <= WORST
-    print(f"mean loss {loss:.4f}: {'reached' if reached else f'not reached, {TARGET} is asked'}")
+    shown = reached and p < SIGNIFICANCE
+    print(f"mean loss {loss:.4f}: {'reached' if reached else f'not reached, {TARGET} is asked'}; p = {p:.4f}, {SIGNIFICANCE} is asked of a record")
     print(f"score {score:.2f} CPU seconds, standard error {error:.2f}, on {cpu_name()}")
     if o.record:
-        if not reached or n < 5:
-            sys.exit("speedrun: no record: the loss must be reached, with 5 seeds")
+        if not shown or n < 5:
+            sys.exit(f"speedrun: no record: the loss must be reached, with 5 seeds and p < {SIGNIFICANCE}")
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         date = time.strftime("%Y-%m-%d", time.gmtime())
         entry = {"date": date, "commit": commit, "cpu": cpu_name(), "score": round(score, 2), "standard_error": round(error, 2),
                  "mean_loss": round(loss, 4), "losses": [r[2] for r in runs], "cpu_seconds": [round(r[0], 2) for r in runs],
-                 "seconds": [round(r[1], 2) for r in runs], "load_average": round(os.getloadavg()[0], 1),
+                 "seconds": [round(r[1], 2) for r in runs], "p": round(p, 5), "load_average": round(os.getloadavg()[0], 1),
                  "config": hashlib.sha256(config.encode()).hexdigest()[:12]}
         with open(f"{HERE}/records.jsonl", "a") as f:
             f.write(json.dumps(entry) + "\n")
         os.makedirs(f"{HERE}/logs", exist_ok=True)
         with open(f"{HERE}/logs/{date}-{commit}.txt", "w") as f:
-            f.write("".join(logs))
+            f.write(identity(program, config) + "".join(logs))
     sys.exit(0 if reached else 1)
 
 
