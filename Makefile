@@ -2,6 +2,7 @@
 #
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
+#   make reproduce    published results beside ours: tiny-shakespeare, grokking, recall; minutes   (TEXT=input.txt, without a network)
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
 #   make test-full    after make test: what takes minutes more and needs no GPU (lm-eval and wandb come from PyPI, or are skipped)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
@@ -317,7 +318,7 @@ uninstall:
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 
-.PHONY: deps onednn quickstart lint reconfigure clean help
+.PHONY: deps onednn quickstart reproduce lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
 deps:
@@ -328,6 +329,8 @@ onednn:
 	@rm -f $(CONFIG)
 quickstart:
 	@dev/run/quickstart.sh
+reproduce: train_llama
+	@dev/run/reproduce.py $(if $(TEXT),--text $(TEXT)) $(REPRODUCE)
 reconfigure:
 	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory $(CONFIG)

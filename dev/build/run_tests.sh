@@ -142,6 +142,7 @@ for section in $sections; do
       run hostile-whole test/faults/hostile.py ./train_llama
       run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
       run wandb test/program/test_wandb.sh ./train_llama
+      run reproduce test/program/test_reproduce.sh ./train_llama
       [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }
       run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
       run simt-asan test/simt/run.sh "$build/simt" asan
