@@ -47,6 +47,7 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
         set_loss_scale({l.initial, 1 / l.initial, 0, l.hysteresis});
     }
     copy_decay(decay);
+    if (!decay.rates.empty()) rate_end_ = decay.end, rates_ = decay.rates;
     index_owned();
     index_block_sums();
     if (options_.offload_optimizer == OffloadOptimizer::stream)
@@ -231,6 +232,29 @@ void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t eleme
     }
 }
 
+// Pieces of the range that are updated by one rate. AdamW gives the same bits for any cut.
+void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
+                                 const std::function<void(const OwnedRange&, int64_t, float)>& body) const {
+    if (rates_.empty()) return body(range, elements, 1);
+    const auto plus = [](void* base, int64_t n, DType t) { return static_cast<char*>(base) + n * size_of(t); };
+    size_t s = size_t(std::upper_bound(rate_end_.begin(), rate_end_.end(), range.logical) - rate_end_.begin());
+    for (int64_t at = 0; at < elements;) {
+        const float rate = rates_[s];
+        while (s + 1 < rates_.size() && rates_[s + 1] == rate) ++s;
+        const int64_t n = s + 1 < rates_.size() ? std::min(elements, rate_end_[s] - range.logical) - at : elements - at;
+        OwnedRange piece = range;
+        piece.param = plus(range.param, at, options_.param_dtype);
+        piece.master = plus(range.master, at, options_.master_dtype);
+        piece.m = plus(range.m, at, options_.adam_dtype);
+        piece.v = plus(range.v, at, options_.adam_dtype);
+        piece.grad = plus(range.grad, at, options_.grad_dtype);
+        piece.local += at, piece.logical += at, piece.packed += at;
+        body(piece, n, rate);
+        at += n;
+        ++s;
+    }
+}
+
 // Nothing, or when the range's parameters are final: else they are on the compute stream.
 Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step) {
     const AdamW same = {.param = nullptr,
@@ -256,14 +280,26 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
                         .adam_dtype = options_.adam_dtype,
                         .seed = options_.rounding_seed,
                         .on_host = options_.offload_optimizer == OffloadOptimizer::zero_copy};
-    const auto change = [&](const OwnedRange& r, int64_t n) {
+    const auto at_rate = [&](float rate) {
         AdamW a = same;
-        a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
-        a.n = n, a.first = r.logical;
-        watcher_ ? watched(r, range.local + (r.logical - range.logical), n, a) : adamw(streams_.compute, a);
+        a.lr *= rate, a.weight_decay /= rate;
+        return a;
+    };
+    const auto change = [&](const OwnedRange& whole, int64_t all) {
+        for_each_rate(whole, all, [&](const OwnedRange& r, int64_t n, float rate) {
+            AdamW a = at_rate(rate);
+            a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
+            a.n = n, a.first = r.logical;
+            watcher_ ? watched(r, range.local + (r.logical - range.logical), n, a) : adamw(streams_.compute, a);
+        });
     };
     require(!watcher_ || !host_, "the host's AdamW is not watched");
-    if (host_) return host_->update(range, elements, same);
+    if (host_) {
+        Event last;
+        for_each_rate(range, elements,
+                      [&](const OwnedRange& r, int64_t n, float rate) { last = host_->update(r, n, at_rate(rate)); });
+        return last;
+    }
     if (tiles_) {
         const Event at_home = tiles_->update(range, elements, change);
         return options_.offload_params ? at_home : Event{};

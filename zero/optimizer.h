@@ -77,6 +77,8 @@ class ShardedAdamW {
     void sum_blocks();
     Buffer take_state(int64_t elements, DType dtype, const char* name) const;
     void watched(const OwnedRange& piece, int64_t local, int64_t elements, const struct AdamW& a);
+    void for_each_rate(const OwnedRange& range, int64_t elements,
+                       const std::function<void(const OwnedRange& piece, int64_t elements, float rate)>& body) const;
     Event update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
     void update_whole(float learning_rate, int64_t step);
     void update_slices(const std::function<Event(const OwnedRange&)>& change);
@@ -94,6 +96,8 @@ class ShardedAdamW {
     std::vector<OwnedRange> owned_;
     Buffer segment_end_, segment_decays_;
     int64_t segments_ = 0;
+    std::vector<int64_t> rate_end_;  // by segment; none: all rates are 1
+    std::vector<float> rates_;
     Buffer scalars_;           // float norm, scale
     Buffer loss_scale_;        // LossScaleState, with loss scaling
     Buffer count_;             // int64 updates made, double[2] bias correction

@@ -225,27 +225,32 @@ std::vector<std::vector<Replicated>> replicated_elements(const ParamTable& table
     return out;
 }
 
-DecaySegments decay_segments(const ParamTable& table, bool embedding_decays) {
+DecaySegments decay_segments(const ParamTable& table, bool embedding_decays, const std::vector<MupFactors>& mup) {
     DecaySegments out;
-    for (const auto& s : table.decay_segments(embedding_decays)) {
+    std::vector<double> rates;
+    for (const MupFactors& f : mup) rates.push_back(f.rate);
+    for (const auto& s : table.decay_segments(embedding_decays, rates)) {
         out.end.push_back(s.end);
         out.decays.push_back(s.decay);
+        if (!mup.empty()) out.rates.push_back(float(s.rate));
     }
     return out;
 }
 
-void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero) {
+void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero,
+                        const std::vector<MupFactors>& mup) {
     const DType dtype = zero.options.master_dtype;
     for (const OwnedRange& own : zero.optimizer.owned())
         table.for_each_run(own.local, own.local + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
             const Tensor& t = table.tensors()[size_t(run.tensor)];
+            const double init = mup.empty() ? 1 : mup[size_t(run.tensor)].init;
             random_normal(stream, {.x = static_cast<char*>(own.master) + (run.local - own.local) * size_of(dtype),
                                    .n = run.count,
                                    .first = run.first,
                                    .seed = seed,
                                    .stream = uint64_t(run.tensor),
-                                   .mean = t.init == Init::kOnes ? 1.0f : 0.0f,
-                                   .std = t.init == Init::kOnes ? 0.0f : float(t.init_std),
+                                   .mean = t.init == Init::kOnes ? float(init) : 0.0f,
+                                   .std = t.init == Init::kOnes ? 0.0f : float(init * t.init_std),
                                    .dtype = dtype});
         });
     zero.optimizer.publish();

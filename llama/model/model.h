@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "llama/model/mup.h"
 #include "llama/model/stage.h"
 #include "llama/parallel/executor.h"
 #include "llama/parallel/program.h"
@@ -92,7 +93,8 @@ StepShape step_shape(const ParamTable&, DType dtype, const ParameterSource&, con
                      const std::vector<StageUnits>& stages, int64_t micro_batches, bool trains);
 
 // Writes initial weights into what this rank owns of the masters and publishes them. Any cut gives the same numbers.
-void initialise_weights(const ParamTable&, uint64_t seed, Stream&, Zero&);
+// `mup`: by tensor, factors of what is drawn (llama/model/mup.h); none: 1.
+void initialise_weights(const ParamTable&, uint64_t seed, Stream&, Zero&, const std::vector<MupFactors>& mup = {});
 
 // FLOPs of one token's forward and backward pass: 6 per matrix parameter (head included, embedding lookup not), and the
 // causal half of attention, 6 L H D T.
@@ -102,6 +104,6 @@ double attention_flops_per_token(const ModelConfig&, int64_t T);  // of them
 std::vector<UnitLayout> unit_layouts(const ParamTable&);
 // By held unit: what other holders of parts hold too.
 std::vector<std::vector<Replicated>> replicated_elements(const ParamTable&);
-DecaySegments decay_segments(const ParamTable&, bool embedding_decays = true);
+DecaySegments decay_segments(const ParamTable&, bool embedding_decays = true, const std::vector<MupFactors>& mup = {});
 
 }  // namespace rz

@@ -187,16 +187,18 @@ const Tensor& ParamTable::final_norm() const { return tensors_[size_t(units_.bac
 
 const Tensor& ParamTable::head() const { return tied_ ? embedding() : tensors_.back(); }
 
-std::vector<ParamTable::DecaySegment> ParamTable::decay_segments(bool embedding_decays) const {
+std::vector<ParamTable::DecaySegment> ParamTable::decay_segments(bool embedding_decays,
+                                                                 const std::vector<double>& rates) const {
     std::vector<DecaySegment> segments;
     size_t unit = 0;
     for (const HeldPiece& p : held_) {
         while (p.local >= held_units_[unit].offset + held_units_[unit].padded) ++unit;
         const Tensor& t = tensors_[size_t(p.tensor)];
         const bool decay = t.decay && (embedding_decays || &t != &embedding());
-        if (!segments.empty() && segments.back().decay == decay) continue;
+        const double rate = rates.empty() ? 1 : rates[size_t(p.tensor)];
+        if (!segments.empty() && segments.back().decay == decay && segments.back().rate == rate) continue;
         if (!segments.empty()) segments.back().end = held_units_[unit].logical + p.local - held_units_[unit].offset;
-        segments.push_back({0, decay});
+        segments.push_back({0, decay, rate});
     }
     if (!segments.empty()) segments.back().end = held_units_.back().logical + held_units_.back().padded;
     return segments;

@@ -130,14 +130,16 @@ class ParamTable {
     void for_each_run(int64_t begin, int64_t end, int64_t most,
                       const std::function<void(const TensorRun&)>& body) const;
 
-    // Maximal runs with the same weight decay (padding joins the run before it), in logical offsets: a held unit's
+    // Maximal runs with the same weight decay and rate (padding joins the run before it), in logical offsets: a held unit's
     // elements count from its logical offset. `end` is exclusive. What AdamW's segments are made of.
     struct DecaySegment {
         int64_t end;
         bool decay;
+        double rate = 1;
     };
     // `embedding_decays` false: the embedding is left out, and with it a tied head.
-    std::vector<DecaySegment> decay_segments(bool embedding_decays = true) const;
+    // `rates`: by tensor; none: 1.
+    std::vector<DecaySegment> decay_segments(bool embedding_decays = true, const std::vector<double>& rates = {}) const;
 
    private:
     void add(std::string name, std::vector<int64_t> shape, Init init, double init_std = 0, Split split = Split::none,

@@ -15,6 +15,7 @@ struct CoreOptions {
     ZeroOptions zero;
     AdamWOptions adamw;
     bool decay_embeddings = true;
+    Mup mup = {};
     StageOptions stage;         // dtype and grad_dtype are zero's; T is that of whole sequences
     int64_t micro_batches = 1;  // of an update, on each rank
     bool fp8_gather = true;     // with stage.fp8 and ZeRO-3: one byte for each weight of the layers in fp8

@@ -78,6 +78,12 @@ static void check_start_and_batch(const TrainOptions& o) {
         "--auto is for training from scratch, and --init-from %s has weights\n  nearest: leave it out; --lr is "
         "then that of fine-tuning",
         o.init_from.c_str());
+    require_request(!o.mup.on() || o.init_from.empty(),
+                    "--mup-base-width is about weights that are drawn, and --init-from %s has them: leave it out",
+                    o.init_from.c_str());
+    for (const char* flag : {"mup-base-depth", "mup-base-head-dim"})
+        require_request(!o.given.count(flag) || o.mup.on() || o.resume.asked(),
+                        "--%s without muP\n  nearest: --mup-base-width 256", flag);
     require_request(!o.recipe || o.grad_accum == 0,
                     "--auto and --grad-accum %lld both say how large an update is\n  leave one of them out",
                     (long long)o.grad_accum);

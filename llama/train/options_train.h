@@ -96,6 +96,7 @@ struct TrainOptions {
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     double z_loss = 0;
     bool decay_embeddings = true;
+    Mup mup;
     uint64_t seed = 1337;
 
     // precision, memory, device

@@ -139,6 +139,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .bucket_bytes = o.bucket_mib << 20},
             .adamw = {float(o.beta1), float(o.beta2), float(o.eps), float(o.weight_decay), float(o.clip)},
             .decay_embeddings = o.decay_embeddings,
+            .mup = o.mup,
             .stage = {.B = o.batch,
                       .T = o.seq_len,
                       .recompute = o.recompute,
@@ -419,7 +420,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
         start.resumed = load_checkpoint(loaded, o, *sources.train, process, *core, health);
         start.folder = loaded.folder;
     } else if (o.init_from.empty())
-        initialise_weights(core->table, o.seed, core->compute, core->zero);
+        initialise_weights(core->table, o.seed, core->compute, core->zero, mup_table(o.mup, config, core->table));
     else
         load_weights(model, core->table, device, core->compute, core->zero, o.resize_vocab ? &o.seed : nullptr);
     core->compute.synchronize();

@@ -54,6 +54,7 @@ struct Layout {
     int64_t T = kT;
     float rate = 1e-3f, z_loss = 0;
     bool decay_embeddings = true;
+    Mup mup = {};
     int64_t logits_bytes = 1500;      // several chunks
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
     int64_t scale_micro_batches = 0;  // gradients are those of a mean over so many; 0: micro_batches
@@ -183,6 +184,7 @@ inline CoreOptions core_options(const Layout& how, int64_t B) {
     return {.zero = how.zero,
             .adamw = {.max_norm = 0.5f},
             .decay_embeddings = how.decay_embeddings,
+            .mup = how.mup,
             .stage = {.B = B,
                       .T = how.T,
                       .recompute = how.recompute,
@@ -212,7 +214,7 @@ inline Outcome train(const Layout& how) {
         TrainingCore core(how.config, core_options(how, B), hub.device(rank), mesh);
         Stream& compute = core.compute;
         if (how.folder.empty())
-            initialise_weights(core.table, 11, compute, core.zero);
+            initialise_weights(core.table, 11, compute, core.zero, mup_table(how.mup, how.config, core.table));
         else
             load_weights(how.folder, core.table, hub.device(rank), compute, core.zero);
         if (how.head_is_embedding) copy_embedding_to_head(core);
