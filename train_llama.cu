@@ -7,6 +7,7 @@
 //   train_llama generate --from runs/first/final --prompt "def "
 //   train_llama eval --from runs/first/final --tasks hellaswag,perplexity
 //   train_llama average runs/first/checkpoints/step_* --to mean            the mean of several models' weights
+//   train_llama coordinates --widths 64,128,256 --mup-base-width 64 ...    muP's check
 //   train_llama schedule --pp 4 --micro-batches 8           a pipeline's schedule, drawn and timed
 //   train_llama plan --gpus 64 --gpu h100-80g --config llama/configs/8b.toml       what a run would take there
 
@@ -115,6 +116,11 @@ static int train_command(TrainOptions options, Process& process) {
 
 static int run_command(const Command& command, Process& process) {
     if (const auto* train = std::get_if<TrainOptions>(&command)) return train_command(*train, process);
+    if (const auto* check = std::get_if<CoordinatesOptions>(&command)) {
+        for (const TrainOptions& width : coordinate_runs(*check))
+            if (const int exit_code = train_command(width, process); exit_code != 0) return exit_code;
+        return process.is_root() ? draw_coordinates(*check) : 0;
+    }
     if (const auto* eval = std::get_if<EvalOptions>(&command)) return eval_command(*eval, process);
     require_request(process.size() == 1,
                     "generate, export and average run in one process, this is one of %d: leave mpirun out",

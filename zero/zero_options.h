@@ -66,8 +66,8 @@ struct AdamWOptions {
     float max_norm = 1.0f;  // of the global gradient; <= 0 clips nothing
 };
 
-// Which logical offsets decay, and by which factor of the learning rate they are updated (empty: 1; the decay stays lr x
-// weight_decay): runs in ascending order that cover the units.
+// Which logical offsets decay, and by which factor of the learning rate they are updated (empty: 1; the decay stays
+// lr x weight_decay): runs in ascending order that cover the units.
 struct DecaySegments {
     std::vector<int64_t> end;
     std::vector<uint8_t> decays;

@@ -1,7 +1,8 @@
 #pragma once
-// Maximal update parametrisation for Adam (Yang et al. 2022, tables 3 and 8): the best learning rate of a narrow model is
-// that of a wide one. Nothing in the model changes: every multiplier is in the initial values and the learning rates of
-// its tensor, since Adam's steps do not depend on the scale of a gradient. What is trained, saved and exported is a LLaMA.
+// Maximal update parametrisation for Adam (Yang et al. 2022, tables 3 and 8): the best learning rate of a narrow model
+// is that of a wide one. Nothing in the model changes: every multiplier is in the initial values and the learning rate
+// of its tensor, since Adam's steps do not depend on the scale of a gradient. What is trained, saved and exported is a
+// LLaMA.
 //
 //   with m = dim / base width            initial values     learning rate
 //   embedding, head, norms of blocks     1                  1

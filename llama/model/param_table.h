@@ -130,8 +130,8 @@ class ParamTable {
     void for_each_run(int64_t begin, int64_t end, int64_t most,
                       const std::function<void(const TensorRun&)>& body) const;
 
-    // Maximal runs with the same weight decay and rate (padding joins the run before it), in logical offsets: a held unit's
-    // elements count from its logical offset. `end` is exclusive. What AdamW's segments are made of.
+    // Maximal runs with the same weight decay and rate (padding joins the run before it), in logical offsets: a held
+    // unit's elements count from its logical offset. `end` is exclusive. What AdamW's segments are made of.
     struct DecaySegment {
         int64_t end;
         bool decay;

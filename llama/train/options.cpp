@@ -20,6 +20,17 @@ static std::optional<int> parse_plan(const std::vector<std::string>& arguments, 
     return std::nullopt;
 }
 
+static std::optional<int> parse_coordinates(const std::vector<std::string>& arguments, Command& command) {
+    CoordinatesOptions& check = command.emplace<CoordinatesOptions>();
+    const CommandTable table = command_table(check);
+    ParsedFlags found;
+    if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
+    settle(check.train, arguments, table, found);
+    check_given(check.train);
+    coordinate_runs(check);  // refuses what is wrong
+    return std::nullopt;
+}
+
 static std::optional<int> parse(std::vector<std::string> arguments, Command& command) {
     if (arguments == std::vector<std::string>{"help"}) {
         std::cout << greeting();
@@ -27,6 +38,8 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
     }
     if (!arguments.empty() && arguments[0] == "plan")
         return parse_plan({arguments.begin() + 1, arguments.end()}, command);
+    if (!arguments.empty() && arguments[0] == "coordinates")
+        return parse_coordinates({arguments.begin() + 1, arguments.end()}, command);
     if (!arguments.empty() && arguments[0] == "average") arguments = models_as_flag(arguments);
     TrainOptions train;
     PlanOptions plan;
@@ -35,9 +48,10 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
     ExportOptions exports;
     AverageOptions average;
     ScheduleStudy schedule;
-    const CommandTable tables[] = {command_table(train),   command_table(generate), command_table(eval),
-                                   command_table(exports), command_table(average),  command_table(schedule),
-                                   own_command_table(plan)};
+    CoordinatesOptions coordinates;
+    const CommandTable tables[] = {command_table(train),    command_table(generate),       command_table(eval),
+                                   command_table(exports),  command_table(average),        command_table(schedule),
+                                   own_command_table(plan), own_command_table(coordinates)};
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;

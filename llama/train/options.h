@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "llama/train/coordinates.h"
 #include "llama/train/options_eval.h"
 #include "llama/train/options_export.h"
 #include "llama/train/options_generate.h"
@@ -15,8 +16,8 @@
 
 namespace rz {
 
-using Command =
-    std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, AverageOptions, ScheduleStudy, PlanOptions>;
+using Command = std::variant<TrainOptions, GenerateOptions, EvalOptions, ExportOptions, AverageOptions, ScheduleStudy,
+                             PlanOptions, CoordinatesOptions>;
 
 // Parses, checks each value by itself and what was given together. On --help, --presets or an error prints and returns
 // the exit code: 0 or 2.

@@ -292,11 +292,11 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
               "beside it (OLMo 2: 1e-5). 0: none.");
     adam.whole(
         "--mup-base-width", Keeps::always, o.mup.base_width, 0, 1 << 24,
-        "--dim of the model whose --lr and --init-std these are: initial values and rates of each tensor follow from it "
+        "--dim of the model whose --lr and --init-std these are: each tensor's initial values and rate follow from it "
         "(muP for Adam, Yang et al. 2022). What is saved is a plain LLaMA. 0: no muP.");
     adam.whole(
         "--mup-base-depth", Keeps::always, o.mup.base_depth, 0, 1 << 16,
-        "--layers of that model: each branch adds so much less in a deeper one (CompleteP, Dey et al. 2025). 0: as it is.");
+        "--layers of that model: each branch adds so much less in a deeper one (CompleteP, Dey et al. 2025). 0: no.");
     adam.whole("--mup-base-head-dim", Keeps::always, o.mup.base_head_dim, 0, 1 << 16,
                "--head-dim of that model. 0: this model's.");
     adam.seed("--seed", Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.").basic();

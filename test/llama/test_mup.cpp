@@ -20,8 +20,8 @@ ModelConfig wide(int64_t dim, bool tied = false) {
     return c;
 }
 
-// Yang et al. 2022, table 8 (Adam): hidden matrices 1 / fan-in and variance 1 / fan-in; output multiplier 1 / fan-in with
-// everything else of the output constant; input and vectors constant. The output's multiplier is the final norm's gain.
+// Yang et al. 2022, table 8 (Adam): hidden matrices 1 / fan-in and variance 1 / fan-in; output multiplier 1 / fan-in
+// with everything else of the output constant; input and vectors constant. The multiplier is the final norm's gain.
 TEST(Mup, FactorsAreThePapers) {
     for (const bool tied : {false, true}) {
         const ModelConfig c = wide(256, tied);

@@ -128,4 +128,34 @@ check "resumes on other ranks" bash -c "rm -r $work/cut/final $work/cut/checkpoi
 check "  as on one rank" close cut ramp
 check "refuses batches that do not divide" bash -c "! $program ${train[*]} --out $work/no --batch-tokens 384 --batch-ramp 120:400 > $work/log 2>&1"
 check "  and says the nearest" says "nearest: --batch-tokens 360"
+
+# ---- muP ----
+check "muP at its base width" run base --steps 4 --mup-base-width 32
+check "and without" run plain --steps 4
+check "the same weights" same base plain
+mup=(--steps 6 --mup-base-width 8 --mup-base-depth 1 --lr 1e-2)
+check "muP at four times its base width" run wide "${mup[@]}" --save-every 3
+for layout in "--ranks 3 --zero 3" "--ranks 4 --tp 2 --pp 2"; do
+  rm -rf "$work/other"
+  # shellcheck disable=SC2086
+  check "  on $layout" run other "${mup[@]}" $layout
+  check "  as on one rank" close other wide
+done
+cp -r "$work/wide" "$work/narrow"
+rm -r "$work/narrow/checkpoints/step_000000006" "$work/narrow/final"
+check "resumes in the middle" resume narrow
+check "with the same weights" same narrow wide
+widths=(coordinates --widths 32,64,128,256 "${train[@]}" --lr 3e-3 --steps 6)
+check "draws the coordinate check" bash -c "$program ${widths[*]} --mup-base-width 32 --out $work/coordinates > $work/log 2>&1"
+cp "$work/log" "$work/with.log"
+check "and a picture" test -s "$work/coordinates/coordinates.svg"
+check "the same without muP" bash -c "$program ${widths[*]} --out $work/sp > $work/log 2>&1"
+check "activations grow with the width without muP alone" python3 - "$work/with.log" "$work/log" << 'END'
+import sys
+def slope(path):
+    rows = [l.split() for l in open(path) if l.startswith("residual stream")]
+    return float(rows[-1][-1])
+with_mup, without = map(slope, sys.argv[1:])
+assert abs(with_mup) < 0.15 and without > 0.3, (with_mup, without)
+END
 summary
