@@ -136,6 +136,7 @@ for section in $sections; do
       run layouts test/program/test_layouts.sh ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run ranks-full test/program/test_ranks.sh ./train_llama --full
+      run sources dev/run/tables.py sources --check
       run exercise test/program/test_exercise.sh "$obj"
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48

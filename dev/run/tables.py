@@ -8,6 +8,7 @@
   dev/run/tables.py collectives   ring against library by size
   dev/run/tables.py statistics    what --stats-every 10 costs
   dev/run/tables.py read-ahead    waiting for data with 20 ms at every read; bytes read by two ranks of a host
+  dev/run/tables.py sources       every published figure beside ours; --check: exit code 1 if the state's ratios or bytes leave the published
   dev/run/tables.py bandwidth     every ZeRO stage at several link rates (root; dev/net/bandwidth_study.sh)
   ... --out FILE                  instead of standard output
 
@@ -25,6 +26,8 @@ import struct
 import subprocess
 import sys
 import tempfile
+
+import sources as published
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(TOP, "train_llama")
@@ -321,6 +324,10 @@ def bandwidth(work, options):
     return open(work + "/b/bandwidth.md").read().split("\n", 2)[2]
 
 
+def sources(work, options):
+    return published.sources(sys.modules[__name__], work, options.check)
+
+
 def toy_data(work):
     data = os.path.join(TOP, "data", "stdlib")
     if not os.path.exists(os.path.join(data, "dataset.json")):
@@ -412,6 +419,7 @@ TABLES = {
     "collectives": (collectives, "Ring against library by size"),
     "statistics": (statistics_cost, "What --stats-every 10 costs"),
     "read-ahead": (read_ahead, "Data that are read ahead"),
+    "sources": (sources, "What the sources publish, beside what is here"),
     "bandwidth": (bandwidth, "The effect of the link's rate on each ZeRO stage"),
 }
 
@@ -420,6 +428,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("table", choices=TABLES)
     parser.add_argument("--out", default="")
+    parser.add_argument("--check", action="store_true", help="of sources: fail where a figure is not as published")
     parser.add_argument("--steps", type=int, default=200, help="of precision and statistics")
     parser.add_argument("--repeats", type=int, default=0, help="of scaling, recompute and precision")
     options = parser.parse_args()

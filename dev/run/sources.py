@@ -1,0 +1,148 @@
+"""The published figures beside ours, for tables.py sources: ZeRO's state is planned and measured anew and held to its formulas and to
+PyTorch's bytes; times and other models' memory are read from dev/results/, where their commands stand."""
+
+import json
+import os
+import re
+
+TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+STATE = ("parameters", "gradients", "optimizer")
+CPU = "".join(
+    f"{line}\n"
+    for line in ('kind = "cpu"', "memory-gib = 64", "gemm-bf16-tflops = 1", "gemm-fp32-tflops = 1", "memory-gbs = 10", "link-gbs = 1", "card-gbs = 1")
+)  # fmt: skip
+SMALL = "--preset bytes --vocab 512 --batch 1 --seq-len 64 --data synthetic --val-tokens 64 --val-every 0 --save-every 0 --steps 2".split()
+LARGE = "--preset llama3.1-8b --batch 1 --seq-len 4096 --recompute block".split()
+BF16 = ["--dtype", "bf16", "--grad-dtype", "bf16"]
+FORMULA = ("1", "16 / (4 + 12/N)", "16 / (2 + 14/N)", "N")
+TOLERANCE = 0.01
+
+
+def state(memory):
+    return sum(memory[kind] for kind in STATE)
+
+
+def by_formula(stage, ranks):
+    return (1, 16 / (4 + 12 / ranks), 16 / (2 + 14 / ranks), ranks)[stage]
+
+
+class Sources:
+    """`ask`, `plan` and `table` are tables.py's."""
+
+    def __init__(self, tools, work):
+        self.tools, self.work, self.wrong = tools, work, []
+        self.cpu = work + "/cpu.toml"
+        with open(self.cpu, "w") as file:
+            file.write(CPU)
+
+    def expect(self, what, got, want):
+        if abs(got / want - 1) > TOLERANCE:
+            self.wrong.append(f"{what}: {got:.4g}, but {want:.4g} is published (within {100 * TOLERANCE:g} %)")
+
+    def planned(self, ranks, flags, gpu=None):
+        return self.tools.plan(ranks, gpu or self.cpu, flags)["memory"]
+
+    def measured(self, ranks, flags, name):
+        out = f"{self.work}/{name}"
+        words = ["mpirun", "-n", str(ranks), self.tools.PROGRAM, *flags, "--device", "cpu", "--threads", "1", "--out", out]
+        self.tools.ask(words, env={"OMP_NUM_THREADS": "1"})
+        with open(out + "/ranks.json") as file:
+            return max((rank["memory_peak"] for rank in json.load(file)), key=lambda memory: memory["total"])
+
+    def zero(self):
+        rows = []
+        cases = (("measured, 3M", 4, lambda z: self.measured(4, [*SMALL, *BF16, "--zero", z], f"zero{z}")),
+                 ("planned, 8B", 8, lambda z: self.planned(8, [*LARGE, *BF16, "--zero", z], "h100-80g")),
+                 ("planned, 8B", 64, lambda z: self.planned(64, [*LARGE, *BF16, "--zero", z], "h100-80g")))  # fmt: skip
+        for how, ranks, memory_of in cases:
+            stages = [memory_of(str(stage)) for stage in range(4)]
+            for stage in (1, 2, 3):
+                mine, whole = stages[stage], stages[0]
+                ratio = state(whole) / state(mine)
+                with_gathered = state(whole) / (state(mine) + mine.get("gathered", 0))
+                self.expect(f"state of --zero {stage} on {ranks} ranks, {how}: times less", ratio, by_formula(stage, ranks))
+                rows.append([f"ZeRO-{stage}", ("at most 4x", "at most 8x", "N times")[stage - 1], how, ranks, FORMULA[stage],
+                             f"{by_formula(stage, ranks):.2f}", f"**{ratio:.2f}**", f"{with_gathered:.2f}", f"{whole['total'] / mine['total']:.2f}"])  # fmt: skip
+        head = ["", "published", "here", "N", "formula", "gives", "state", "with gathered units", "everything"]
+        text = "## ZeRO: how many times less a rank keeps\n\nThe published factors are of the state (parameters, gradients, fp32 master, m and v). "
+        text += "Stage 3 also has the units that are gathered, and every stage has\nactivations and buffers, which sharding does not touch: of a small model, or with a large "
+        text += f"batch, they are most of it.\n\n`train_llama {' '.join([*SMALL, *BF16])} --zero 0|1|2|3` on 4 ranks; `train_llama plan --gpu h100-80g {' '.join([*LARGE, *BF16])}`\n\n"
+        return text + self.tools.table(head, rows)
+
+    def torch(self):
+        with open(os.path.join(TOP, "dev/golden/sharding.json")) as file:
+            golden = json.load(file)
+        rows = []
+        for run in golden["runs"]:
+            stage, ranks = {"DDP": "0", "FSDP": "3"}[run["how"]], run["ranks"]
+            mine = self.planned(ranks, [*SMALL, "--dtype", "fp32", "--zero", stage])
+            theirs = max(run["by_rank"], key=lambda kinds: sum(kinds.values()))
+            pairs = {kind: (mine[kind], theirs[kind]) for kind in ("parameters", "gradients")}
+            pairs["exp_avg, exp_avg_sq"] = (mine["optimizer"], theirs["exp_avg"] + theirs["exp_avg_sq"])
+            for kind, (ours, other) in pairs.items():
+                self.expect(f"--zero {stage} on {ranks} ranks: bytes of {kind} beside PyTorch's {run['how']}", ours, other)
+            rows.append([run["how"], f"`--zero {stage}`", ranks, *[f"{ours:,} / {other:,}" for ours, other in pairs.values()],
+                         f"{100 * (state(mine) / sum(theirs.values()) - 1):+.2f} %"])  # fmt: skip
+        head = ["PyTorch", "here", "N", *pairs, "state, here to PyTorch"]
+        text = f"\n## The state's bytes on a rank, here / PyTorch {golden['torch']}\n\nThe preset `bytes` in fp32, the rank that keeps most. PyTorch's on gloo by "
+        text += "`dev/golden/make_sharding_golden.py`, stored in `dev/golden/sharding.json`. What is\nabove 0 % is padding to whole blocks of the norm, and a few hundred bytes of the optimizer's.\n\n"
+        return text + self.tools.table(head, rows)
+
+    def stored(self, page, pattern):
+        """Cells of dev/results/PAGE's first line that the pattern finds."""
+        with open(os.path.join(TOP, "dev/results", page)) as file:
+            found = re.search(pattern, file.read(), re.M)
+        if not found:
+            self.wrong.append(f"dev/results/{page} has no line like {pattern}")
+            return ["?"] * re.compile(pattern).groups
+        return found.groups()
+
+    def others(self):
+        gb = r"\*\*([\d.]+)\*\* \(([\d.]+) with gathered\)"
+        ddp, fsdp = (self.stored("table-gpt2-memory.md", rf"^\| {how} x 4 .*{gb}") for how in ("DDP", "FSDP"))
+        for how, got, want in (("DDP", ddp[0], 4.26), ("FSDP", fsdp[0], 4.26 / 4)):  # 12 bytes of 355M
+            if got != "?":
+                self.expect(f"GPT-2 355M under {how}: GB of parameters and moments", float(got), want)
+        here = self.stored("table-recompute.md", r"^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
+        card = self.stored("table-recompute.md", r"One H100[\s\S]*?^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
+        gaps = [self.stored("precisions.md", rf"^\| {kind} \| \d+ \| \S+ \| (\S+ %)")[0] for kind in ("fp16", "fp8 tensor", "fp8 block")]
+        small = self.planned(1, "--preset gpt2-124m --vocab 50304 --dtype fp32 --batch 1 --seq-len 1024".split())
+        parameters = small["parameters"] / 4
+        rows = [
+            ["DDP of GPT-2 355M, 4 ranks", "4.2 GB", f"{ddp[0]} GB", "the same", "equal: parameters and moments, 12 bytes each; gradients are freed there",
+             "[page](table-gpt2-memory.md)"],
+            ["FSDP of the same", "1.1 GB", f"{fsdp[0]} GB ({fsdp[1]} with gathered units)", "the same", "equal without gathered units, which are freed there when it is read",
+             "[page](table-gpt2-memory.md)"],
+            ["recomputing every block", "30 % slower, 70 % less", f"{here[0]}, {here[1]} of all memory", f"{card[0]}, {card[1]} (one H100)",
+             "a block's forward pass is a third of the work, less what attention's backward pass and the head take; memory depends on what is not activations",
+             "[page](table-recompute.md)"],
+            ["GPT-2 124M on 1 to 8 GPUs: 96, 94, 88 % at 12,500 tokens/s", "3.1 GB", "not measured: no GPU",
+             f"{16 * parameters / 1e9:.2f} GB of state whole, {16 * parameters / 8e9:.2f} on 8",
+             f"sharding alone can't give it: {16 * parameters / 1e9:.2f} GB is all that it divides, the rest of 3.1 GB is activations and buffers; the efficiencies are of another machine's link and batch",
+             "`plan --preset gpt2-124m`"],
+            ["fp16, fp8 tensor, fp8 block: loss beside bf16's", "the same", f"{', '.join(gaps)}", "-", "8 pairs of seeds of a small model, each within what was allowed before",
+             "[page](precisions.md)"],
+        ]  # fmt: skip
+        text = "\n## Other published figures\n\n"
+        text += self.tools.table(["what", "published", "here, measured", "here, planned", "why they differ", "where"], rows)
+        return text
+
+    def sizes(self):
+        rows = []
+        # From the models' own pages, in elements
+        for preset, published in (("llama3.1-8b", 8030261248), ("llama3.1-70b", 70553706496), ("llama3.2-1b", 1235814400),
+                                  ("tinyllama-1.1b", 1100048384), ("smollm2-135m", 134515008)):  # fmt: skip
+            flags = ["--preset", preset, "--dtype", "fp32", "--batch", "1", "--seq-len", "64"]
+            padded = self.planned(1, flags, "h200-141g")["parameters"] // 4
+            self.expect(f"parameters of {preset}, with padding", padded, published)
+            rows.append([f"`{preset}`", f"{published:,}", f"{padded:,}", f"{100 * (padded / published - 1):+.3f} %"])
+        text = "\n## Sizes of presets\n\nPlanned elements have each unit padded to whole blocks of the gradient norm; `make lesson N=6` counts without it, to the last one.\n\n"
+        return text + self.tools.table(["preset", "published parameters", "planned, padded", "padding"], rows)
+
+
+def sources(tools, work, check):
+    made = Sources(tools, work)
+    text = made.zero() + made.torch() + made.others() + made.sizes()
+    if made.wrong and check:
+        raise SystemExit("tables.py sources: " + "\n  ".join([f"{len(made.wrong)} figures are not as published", *made.wrong]))
+    return text
