@@ -28,3 +28,10 @@ say "training"
 say "a sample"
 ./train_llama generate --from runs/quickstart/final --prompt 'def ' --max-tokens 300 --temperature 0.7
 say "loss curve: runs/quickstart/loss.svg    metrics: runs/quickstart/metrics.jsonl    model: runs/quickstart/final"
+cat << 'END'
+
+== next
+  ./train_llama generate --from runs/quickstart/final --interactive       # a prompt a line
+  python3 data_prep/prepare.py text FILES --out data/mine                 # your text, then: ./train_llama --data data/mine --out runs/mine
+  make lesson N=1                                                         # how it works: dev/learn/README.md
+END
