@@ -13,7 +13,7 @@ struct CoordinatesOptions {
     TrainOptions train;
     std::string widths = "64,128,256";
 };
-// The command's own flags, then those of training; the own ones alone, for the list of commands.
+// The command's own flags, then those of training; or the former alone, for the list of commands.
 CommandTable command_table(CoordinatesOptions&);
 CommandTable own_command_table(CoordinatesOptions&);
 

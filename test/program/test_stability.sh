@@ -145,7 +145,7 @@ cp -r "$work/wide" "$work/narrow"
 rm -r "$work/narrow/checkpoints/step_000000006" "$work/narrow/final"
 check "resumes in the middle" resume narrow
 check "with the same weights" same narrow wide
-widths=(coordinates --widths 32,64,128,256 "${train[@]}" --lr 3e-3 --steps 6)
+widths=(coordinates --widths "32,64,128,256" "${train[@]}" --lr 3e-3 --steps 6)
 check "draws the coordinate check" bash -c "$program ${widths[*]} --mup-base-width 32 --out $work/coordinates > $work/log 2>&1"
 cp "$work/log" "$work/with.log"
 check "and a picture" test -s "$work/coordinates/coordinates.svg"
