@@ -472,7 +472,7 @@ class Harness {
                     for (const auto& point : curve.points)
                         to.numbers["queue"] = std::max(to.numbers["queue"], point.second);
         for (const char* phase : {"forward", "backward", "optimizer", "data_wait"})
-            note((std::string(phase) + "_seconds").c_str(), "time/" + std::string(phase));
+            note((std::string(phase) + "_seconds").c_str(), "phases/" + std::string(phase));
         if (const double loss = run.last("loss"); std::isfinite(loss)) to.numbers["loss"] = loss;
     }
 

@@ -380,7 +380,7 @@ def read_ahead(work, options):
                 env={"FAULT": fault} if fault else None,
             )
             found = [r for r in steps_of(out) if r["step"] > 3]
-            wait, step = (statistics.median(x) for x in zip(*((r["time"]["data_wait"], r["seconds"]) for r in found)))
+            wait, step = (statistics.median(x) for x in zip(*((r["phases"]["data_wait"], r["seconds"]) for r in found)))
             rows.append(
                 [
                     "20 ms" if fault else "none",

@@ -11,6 +11,7 @@
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/report/plot.h"
@@ -166,7 +167,7 @@ void Log::step(const StepReport& r, bool print) {
         json += format("%s\"%s\":{\"bytes_sent\":%lld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",
                        r.axes[i].axis.c_str(), (long long)r.axes[i].bytes_sent, number(r.axes[i].seconds).c_str(),
                        i + 1 == r.axes.size() ? "}" : "");
-    json += format(",\"time\":{\"data_wait\":%s", number(r.data_wait).c_str());
+    json += format(",\"phases\":{\"data_wait\":%s", number(r.data_wait).c_str());
     if (r.phases)
         json += format(",\"forward\":%s,\"backward\":%s,\"optimizer\":%s", number(r.phases->forward).c_str(),
                        number(r.phases->backward).c_str(), number(r.phases->optimizer).c_str());
@@ -299,12 +300,14 @@ void Log::finish() {
     line("done in " + duration(seconds));
 }
 
-// A full disk must not end a run: one warning, then silence.
-void Log::write_json(const std::string& object) {
+// With the time as its last member. A full disk must not end a run: one warning, then silence.
+void Log::write_json(std::string object) {
     if (metrics_ < 0) return;
-    later([this, object] {
+    object.back() = ',';
+    object += format("\"time\":%lld}\n", (long long)std::llround(1e3 * wall_clock()));
+    later([this, object = std::move(object)] {
         errno = fault_errno("log.write");
-        if (errno != 0 || !append_whole(metrics_, object + "\n")) warn_once("metrics.jsonl");
+        if (errno != 0 || !append_whole(metrics_, object)) warn_once("metrics.jsonl");
     });
 }
 

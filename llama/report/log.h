@@ -99,7 +99,7 @@ class Log {
 
    private:
     void later(std::function<void()> work);
-    void write_json(const std::string& object);
+    void write_json(std::string object);
     void write_text(const std::string& plain);
     void write_settings(int64_t first_step);
     void open_wandb(int64_t first_step);

@@ -44,9 +44,23 @@ void read_texts(std::map<std::string, std::string>& to, const std::string& path)
             value.is_string() ? value.get<std::string>() : value.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
+enum class By { step, tokens, minutes };
+constexpr const char* kAxis[] = {"step", "tokens", "minutes"};
+
+// The curve over tokens, or minutes since the run's first line, instead of steps; false where a run has none.
+bool lay_over(Curve& curve, const Curve* other, By by) {
+    if (!other) return false;
+    std::map<double, double> at(other->points.begin(), other->points.end());
+    const double first = by == By::minutes ? other->points.front().second : 0;
+    if (by == By::tokens) at[0] = 0;
+    std::erase_if(curve.points, [&](const auto& p) { return !at.count(p.first); });
+    for (auto& p : curve.points) p.first = (at[p.first] - first) / (by == By::minutes ? 6e4 : 1);
+    return !curve.points.empty();
+}
+
 // Of the same key in all runs; smoothed over the noise where there are many points.
 std::string plot(const std::vector<RunRecord>& runs, const std::string& title, const std::string& key, const char* unit,
-                 bool by_tokens = false, bool smooth = false) {
+                 By by = By::step, bool smooth = false) {
     std::vector<Curve> curves;
     for (size_t i = 0; i < runs.size(); ++i) {
         const Curve* found = runs[i].find(key);
@@ -54,14 +68,7 @@ std::string plot(const std::vector<RunRecord>& runs, const std::string& title, c
         Curve curve = *found;
         curve.name = runs[i].name;
         curve.colour = int(i);
-        if (by_tokens) {
-            const Curve* tokens = runs[i].find("tokens");
-            if (!tokens) continue;
-            std::map<double, double> at(tokens->points.begin(), tokens->points.end());
-            at[0] = 0;
-            std::erase_if(curve.points, [&](const auto& p) { return !at.count(p.first); });
-            for (auto& p : curve.points) p.first = at[p.first];
-        }
+        if (by != By::step && !lay_over(curve, runs[i].find(by == By::tokens ? "tokens" : "time"), by)) continue;
         curve.marks = curve.points.size() <= 60;
         if (smooth && curve.points.size() >= 200) {
             Curve each = curve;
@@ -74,7 +81,7 @@ std::string plot(const std::vector<RunRecord>& runs, const std::string& title, c
         curves.push_back(std::move(curve));
     }
     if (curves.empty()) return "";
-    return plot_svg({.title = title, .x_label = by_tokens ? "tokens" : "step", .y_label = unit}, curves);
+    return plot_svg({.title = title, .x_label = kAxis[int(by)], .y_label = unit}, curves);
 }
 
 // What each rank computed, without waiting for others: a slow one stands out.
@@ -116,14 +123,15 @@ void add_plots(HtmlPage& page, const std::vector<RunRecord>& runs) {
         if (!svg.empty()) svgs.push_back(std::move(svg));
     };
     page.heading("Curves");
-    add(plot(runs, "Training loss", "loss", "nats per token", false, true));
+    add(plot(runs, "Training loss", "loss", "nats per token", By::step, true));
     add(plot(runs, "Validation loss", "val_loss", "nats per token"));
-    add(plot(runs, "Training loss by tokens", "loss", "nats per token", true, true));
-    add(plot(runs, "Gradient norm", "grad_norm", "before clipping", false, true));
+    add(plot(runs, "Training loss by tokens", "loss", "nats per token", By::tokens, true));
+    add(plot(runs, "Validation loss by time", "val_loss", "nats per token", By::minutes));
+    add(plot(runs, "Gradient norm", "grad_norm", "before clipping", By::step, true));
     add(plot(runs, "Learning rate", "lr", "learning rate"));
-    add(plot(runs, "Speed", "tokens_per_second", "tokens per second", false, true));
+    add(plot(runs, "Speed", "tokens_per_second", "tokens per second", By::step, true));
     add(plot(runs, "Peak memory of rank 0", "memory_bytes", "bytes"));
-    add(plot(runs, "Communication that compute waited for", "exposed_seconds", "seconds per step", false, true));
+    add(plot(runs, "Communication that compute waited for", "exposed_seconds", "seconds per step", By::step, true));
     std::set<std::string> more;
     for (const RunRecord& r : runs)
         for (const auto& [key, curve] : r.curves)

@@ -128,6 +128,7 @@ static void finish_commands(Trainer& t, int exit_code) {
 }
 
 RunEnd finish(Trainer& t) {
+    if (t.mlperf) t.mlperf->run_stop(t.batches->samples_before(t.metrics->last_step() + 1));
     const std::string& out = t.options.out;
     TrainingCore& core = *t.core;
     Health& health = t.health;

@@ -33,6 +33,13 @@ static void check_guards_and_output(const TrainOptions& o) {
     require_request(
         o.on_spike != OnSpike::rollback || !o.out.empty(),
         "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
+    require_request(o.mllog.empty() || o.stop_at_val_loss > 0,
+                    "--mllog times a run to a validation loss: give --stop-at-val-loss too");
+    require_request(o.mllog.empty() || (!o.resume.asked() && o.on_spike != OnSpike::rollback && o.batch_ramp.empty()),
+                    "--mllog times one start from its beginning: leave out %s",
+                    o.resume.asked()                  ? "--resume"
+                    : o.on_spike == OnSpike::rollback ? "--on-spike rollback"
+                                                      : "--batch-ramp");
     require_request(!o.overwrite || !o.out.empty(),
                     "--overwrite is about the folder --out, which is not given: leave it out");
     require_request(!o.overwrite || !o.resume.asked(),

@@ -563,6 +563,8 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
              "Project of Weights & Biases: OUT/wandb/ gets a run that `wandb sync` uploads.", "PROJECT")
         .basic();
     out.text("--wandb-name", Keeps::always, o.wandb_name, "Name of the run there. [the model's summary]", "NAME");
+    out.text("--mllog", Keeps::no, o.mllog,
+             "New file for MLPerf Training's log of a run to --stop-at-val-loss. Empty: none.", "FILE");
     out.whole("--trace-steps", Keeps::no, o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev), with "
               "memory by kind; memory.svg has every allocation with its name.");

@@ -182,6 +182,7 @@ struct TrainOptions {
     bool quiet = false;
     int64_t stats_every = 0;
     std::string wandb, wandb_name;  // a project of Weights & Biases; empty: none
+    std::string mllog;              // file; empty: none
     int64_t trace_steps = 0;
     double peak_tflops = 0;  // that MFU is measured against; 0: the machine's
     bool print_config = false;

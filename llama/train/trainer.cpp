@@ -385,6 +385,7 @@ static void announce(Trainer& t, const std::string& note) {
 
 Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
     : options(o), process(p), health(h), lr(schedule_of(o, {})) {
+    if (!o.mllog.empty() && process.is_root()) mlperf = std::make_unique<MlperfLog>(o.mllog);
     DataPaths paths = find_data(o);
     ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
     name_end_tokens(config, paths);
@@ -552,6 +553,7 @@ static void keep_request(Trainer& t) {
 
 void begin_training(Trainer& t) {
     keep_request(t);
+    if (t.mlperf) t.mlperf->run_start(mlperf_settings(t));
     const int64_t step = t.start.resumed.step;
     if (step == 0 ? t.options.val_every > 0 : t.reports_due && t.validates(step)) validate(t, step);
     if (t.reports_due && t.evaluates(step)) evaluate(t, step);

@@ -10,6 +10,7 @@
 #include "comm/process.h"
 #include "llama/report/device_peak.h"
 #include "llama/report/log.h"
+#include "llama/report/mlperf_log.h"
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
 #include "llama/train/core.h"
@@ -52,6 +53,7 @@ struct Trainer {
     std::unique_ptr<TrainingCore> core;
     std::unique_ptr<Batches> batches;
     std::unique_ptr<Log> log;
+    std::unique_ptr<MlperfLog> mlperf;       // nullptr: none is asked for, or another rank writes it
     std::unique_ptr<Trace> trace;            // nullptr: none is asked for
     std::unique_ptr<Statistics> statistics;  // nullptr: none are asked for
     std::unique_ptr<Metrics> metrics;
@@ -99,6 +101,11 @@ struct Trainer {
     void open_log(const std::string& note);
     void open_reports();
 };
+
+// Sequences of a validation set that each validation takes.
+int64_t validation_sequences(const Trainer&, size_t set);
+// What --mllog says of the run before it is timed.
+std::vector<std::pair<std::string, std::string>> mlperf_settings(const Trainer&);
 
 // What the options say of the parts below, on devices of this kind.
 MeshOptions mesh_options(const TrainOptions&);

@@ -32,6 +32,12 @@ static void print_sample(Trainer& t, int64_t step) {
     t.log->event(step, "--- sample\n" + text + "\n---", "sample", Json(text).dump());
 }
 
+int64_t validation_sequences(const Trainer& t, size_t set) {
+    const DataSources::Validation& of = t.sources.val[set];
+    const int64_t most = std::max<int64_t>(1, t.options.val_tokens / t.options.seq_len);
+    return std::min(std::max<int64_t>(1, std::llround(of.share * double(most))), of.data.samples());
+}
+
 // The mean loss over the first `sequences` of a set's validation data.
 static double loss_of(Trainer& t, size_t set, int64_t sequences) {
     TrainingCore& core = *t.core;
@@ -64,18 +70,20 @@ void validate(Trainer& t, int64_t step) {
     t.metrics->flush();
     const auto start = std::chrono::steady_clock::now();
     const TrainOptions& o = t.options;
-    const int64_t most = std::max<int64_t>(1, o.val_tokens / o.seq_len);
+    const int64_t samples = t.batches->samples_before(step + 1);
+    if (t.mlperf) t.mlperf->evaluation_start(samples);
     double loss = 0, bytes = 0;
     bool bytes_known = true;
     std::vector<std::pair<std::string, double>> by_set;
     for (size_t k = 0; k < sets.size(); ++k) {
-        const int64_t own = std::max<int64_t>(1, std::llround(sets[k].share * double(most)));
-        by_set.push_back({sets[k].name, loss_of(t, k, std::min(own, sets[k].data.samples()))});
+        by_set.push_back({sets[k].name, loss_of(t, k, validation_sequences(t, k))});
         loss += sets[k].share * by_set.back().second;
         bytes += sets[k].share * sets[k].bytes_per_token;
         bytes_known &= sets[k].bytes_per_token > 0;
     }
     if (by_set.size() == 1) by_set.clear();
+    const bool reached = step > 0 && loss <= o.stop_at_val_loss;
+    if (t.mlperf) t.mlperf->evaluation_stop(samples, loss, reached);
     t.log->validation({.step = step,
                        .loss = loss,
                        .bits_per_byte = bytes_known ? loss / M_LN2 / bytes : -1,
@@ -84,7 +92,7 @@ void validate(Trainer& t, int64_t step) {
     const int64_t validation = t.validations++;
     if (samples_at(o, validation, step)) print_sample(t, step);
     t.metrics->leave_out();
-    if (step > 0 && loss <= o.stop_at_val_loss) reach_target(t, step, loss);
+    if (reached) reach_target(t, step, loss);
 }
 
 }  // namespace rz

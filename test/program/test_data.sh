@@ -57,10 +57,10 @@ check "slow reads" train slow "$mix" --batch 2 --batch-tokens 256 --steps 6 --va
 check "give the same too" test "$(hashes slow)" = "$(hashes micro)"
 check "slow reads when they are needed" train slow0 "$mix" --batch 2 --batch-tokens 256 --steps 6 --val-every 0 --data-threads 0
 unset FAULT
-check "are waited for, and it is said: eight samples of 20 ms" metrics slow0 "assert all(r['time']['data_wait'] > 0.16 for r in steps), steps"
+check "are waited for, and it is said: eight samples of 20 ms" metrics slow0 "assert all(r['phases']['data_wait'] > 0.16 for r in steps), steps"
 check "phases of a step are logged" metrics micro "
 for r in steps:
-    t = r['time']
+    t = r['phases']
     assert t['forward'] > 0 and t['backward'] > 0 and t['optimizer'] > 0, t
     assert t['forward'] + t['backward'] + t['optimizer'] <= r['seconds'] * 1.001, r"
 

@@ -33,11 +33,49 @@ check "with the same weights" cmp "$work/nine/final/model.safetensors" "$work/go
 check "goes on without the goal" train goal1 --resume auto --stop-at-val-loss 0 --steps 12
 check "to the step asked for" grep -q "step 12/12" "$work/log"
 
+# ---- each line's time, and MLPerf's log: its keys as MLCommons' checker wants them, values and times as metrics.jsonl has them ----
+check "trains with MLPerf's log" train timed --steps 60 "${goal[@]}" --ranks 3 --stop-at-val-loss "$loss" --mllog "$work/mllog.txt"
+check "which is that of the run" python3 - "$work/mllog.txt" "$work/timed" << 'EOF'
+import collections, json, sys
+
+assert all(line.startswith(":::MLLOG {") for line in open(sys.argv[1]))
+log = [json.loads(line[9:]) for line in open(sys.argv[1])]
+rows = [json.loads(line) for line in open(sys.argv[2] + "/metrics.jsonl")]
+times = [r["time"] for r in rows]
+assert times == sorted(times) and all(isinstance(t, int) for t in times), times
+assert 1.7e12 < times[0] < 4e12
+keys = collections.Counter(r["key"] for r in log)
+once = """submission_benchmark submission_org submission_platform submission_division init_start init_stop run_start run_stop train_samples
+    eval_samples lowest_numerical_precision_in_linear lowest_numerical_precision_in_attn lowest_numerical_precision_in_comm
+    tensor_parallelism pipeline_parallelism context_parallelism expert_parallelism micro_batch_size config_filename
+    global_batch_size gradient_accumulation_steps max_sequence_length opt_name opt_base_learning_rate opt_end_learning_rate""".split()
+assert all(keys[k] == 1 for k in once), keys
+assert [r["time_ms"] for r in log] == sorted(r["time_ms"] for r in log)
+value = {r["key"]: r["value"] for r in log}
+assert (value["micro_batch_size"], value["global_batch_size"], value["gradient_accumulation_steps"]) == (1, 12, 4), value
+assert (value["max_sequence_length"], value["eval_samples"], value["opt_base_learning_rate"]) == (32, 16, 0.01), value
+assert (value["opt_learning_rate_warmup_steps"], value["opt_learning_rate_decay_steps"]) == (2, 58), value
+assert value["opt_learning_rate_decay_schedule"] == "constant with linear warmup" and value["tensor_parallelism"] == 1
+losses = [(r["step"] * 12, r["val_loss"]) for r in rows if "val_loss" in r]
+assert [(r["metadata"]["samples_count"], r["value"]) for r in log if r["key"] == "eval_accuracy"] == losses
+assert keys["block_start"] == keys["block_stop"] == keys["eval_start"] == keys["eval_stop"] == len(losses) == 4
+order = [r["key"] for r in log]
+assert order[-2:] == ["run_stop", "train_samples"] and log[-2]["metadata"] == {"samples_count": 108, "status": "success"}, log[-2:]
+assert order[:2] == ["cache_clear", "init_start"] and order.index("init_stop") + 1 == order.index("run_start")
+seconds = next(r["reached"]["seconds"] for r in rows if "reached" in r)
+run = next(r["time_ms"] for r in log if r["key"] == "run_stop") - next(r["time_ms"] for r in log if r["key"] == "run_start")
+assert 0 < run <= 1e3 * seconds + 500, (run, seconds)
+EOF
+
 refused() {  # refused TEXT ARGS...
   local text=$1
   shift
   ! "$program" --data "$work/data" --device cpu --preset bytes --seq-len 32 --steps 1 "$@" > "$work/log" 2>&1 && grep -qF -- "$text" "$work/log"
 }
+
+check "refuses MLPerf's log without a goal" refused "--mllog times a run to a validation loss" --mllog "$work/no"
+check "or of a part of a run" refused "--mllog times one start from its beginning: leave out --resume" --mllog "$work/no" --stop-at-val-loss 1 --resume auto --out "$work/nine"
+check "or over another" refused "is there already, and holds one run" --mllog "$work/mllog.txt" --stop-at-val-loss 1
 
 # ---- the report ----
 check "compares them" "$report" "$work/first" "$work/second" --out "$work/report.html"
@@ -72,9 +110,9 @@ rows = {row[0]: row[1:] for row in reader.rows}
 assert rows["first"][1] == "10" and rows["second"][1] == "12", rows
 assert rows["lr"][0] in ("1e-3", "0.001") and rows["lr"][1] in ("3e-3", "0.003"), rows["lr"]
 assert "seq-len" not in rows and "batch" not in rows
-for plot in "Training loss", "Validation loss", "Gradient norm", "Learning rate", "Speed":
+for plot in "Training loss", "Validation loss", "Validation loss by time", "Gradient norm", "Learning rate", "Speed":
     assert plot in reader.titles, (plot, reader.titles)
-assert reader.svgs >= 6
+assert reader.svgs >= 7
 assert "<h3>first, step 10</h3>" in text
 data = json.loads(re.search(r'<script type="application/json" id="runs">(.*?)</script>', text, re.S).group(1))
 assert [r["name"] for r in data] == ["first", "second"]

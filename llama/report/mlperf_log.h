@@ -1,0 +1,35 @@
+#pragma once
+// MLPerf Training's log of a run (--mllog FILE): one record per line, as MLCommons' checker (mlperf-logging) reads it.
+
+#include <cstdint>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace rz {
+
+class MlperfLog {
+   public:
+    // Opens a new file and begins with init_start: what is before run_start is not timed. A file that can't be written
+    // later is said once, and the run goes on.
+    explicit MlperfLog(const std::string& file);
+    ~MlperfLog();
+    MlperfLog(const MlperfLog&) = delete;
+
+    // The run's settings, as names and JSON; then it is timed.
+    void run_start(const std::vector<std::pair<std::string, std::string>>& settings);
+    // `samples`: sequences that were trained on so far.
+    void evaluation_start(int64_t samples);
+    void evaluation_stop(int64_t samples, double loss, bool reached);
+    void run_stop(int64_t samples);
+
+   private:
+    enum class Event { point, start, stop };
+    void record(Event, const char* key, const std::string& value, int64_t samples = -1, const std::string& more = "");
+
+    std::string path_;
+    int file_;
+    bool reached_ = false;
+};
+
+}  // namespace rz
