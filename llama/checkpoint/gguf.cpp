@@ -146,6 +146,9 @@ void add_tokenizer(Metadata& m, const ModelConfig& c, const Tokenizer& t) {
     const int64_t bos = c.bos >= 0 ? c.bos : t.bos_id(), eos = !c.eos.empty() ? c.eos[0] : t.eos_id();
     if (bos >= 0) m.add("tokenizer.ggml.bos_token_id", uint32_t(bos));
     if (eos >= 0) m.add("tokenizer.ggml.eos_token_id", uint32_t(eos));
+    // Further ends of a text, such as the token that begins the next one: llama.cpp stops at these two as well.
+    constexpr const char* kMore[] = {"tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"};
+    for (size_t i = 1; i < std::min<size_t>(c.eos.size(), 3); ++i) m.add(kMore[i - 1], uint32_t(c.eos[i]));
     m.add("tokenizer.ggml.add_bos_token", parts.begins);
     m.add("tokenizer.ggml.add_eos_token", parts.ends);
 }

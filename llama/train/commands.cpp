@@ -200,7 +200,8 @@ int export_command(const ExportOptions& o) {
     const HfWeights weights(folder, table);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
     const DType dtype = o.dtype.value_or(weights.dtype());
-    (o.format == ModelFormat::gguf ? export_gguf : export_folder)(o, folder, config, table, dtype, weights);
+    (o.format == ModelFormat::gguf || o.to.ends_with(".gguf") ? export_gguf : export_folder)(o, folder, config, table,
+                                                                                             dtype, weights);
     std::printf("%s: %s in %s\n", o.to.c_str(), summary(config).c_str(), safetensors_type(dtype).c_str());
     return 0;
 }

@@ -48,7 +48,7 @@ CommandTable command_table(ExportOptions& o) {
     OptionGroup g(table.rows, "Export");
     g.text("--from", Keeps::no, o.from, "Model to export: a run's folder, a checkpoint, or any Hugging Face LLaMA.")
         .required = true;
-    g.text("--to", Keeps::no, o.to, "Folder to write, with --format gguf the file.").required = true;
+    g.text("--to", Keeps::no, o.to, "Folder to write, or a file that ends with .gguf.").required = true;
     g.choice(
         "--format", Keeps::no, o.format,
         "hf: a folder for Hugging Face's libraries, vLLM and llama.cpp's converter; gguf: one file for llama.cpp.");

@@ -176,6 +176,8 @@ def check_tokenizer(reader, folder, config):
         assert value(reader, "tokenizer.ggml.pre") == want
     eos = config["eos_token_id"]
     assert value(reader, "tokenizer.ggml.eos_token_id") == (eos[0] if isinstance(eos, list) else eos)
+    for key, number in zip(("eot", "eom"), eos[1:] if isinstance(eos, list) else []):
+        assert value(reader, f"tokenizer.ggml.{key}_token_id") == number
     template = json.dumps(tokenizer.get("post_processor"))
     assert value(reader, "tokenizer.ggml.add_bos_token") == ("SpecialToken" in template)
 

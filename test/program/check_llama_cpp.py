@@ -4,7 +4,8 @@
     pip install xllamacpp          # llama.cpp, built for CPUs
     test/program/check_llama_cpp.py ./train_llama MODEL PROMPT...
 
-MODEL is a folder; its weights are tried under each kind of RoPE scaling in F32, and as they are in F16 and BF16, where rounding
+MODEL is a folder; its weights are tried under each kind of RoPE scaling in F32, with its end token as the second of two, and as
+they are in F16 and BF16, where rounding
 may change a text and only that there is one is checked. Ends with "N passed, N failed".
 """
 
@@ -18,6 +19,18 @@ import xllamacpp
 from rope_kinds import KINDS, scaled
 
 TOKENS = 24
+SEPARATOR = "a separator beside the end token"
+
+
+def two_ends(folder):
+    """The model ends its texts with the second of two end tokens; the first one is a byte that it never makes."""
+    for name in ("config.json", "generation_config.json"):
+        path = os.path.join(folder, name)
+        with open(path) as f:
+            config = json.load(f)
+        config["eos_token_id"] = [255, config["eos_token_id"]]
+        with open(path, "w") as f:
+            json.dump(config, f)
 
 
 def serve(path):
@@ -37,12 +50,14 @@ def continued(server, prompt):
 def main(program, model, prompts):
     passed = failed = 0
     with tempfile.TemporaryDirectory() as work:
-        for kind, scaling in KINDS.items():
+        for kind, scaling in [*KINDS.items(), (SEPARATOR, None)]:
             folder = os.path.join(work, kind)
             scaled(model, folder, scaling)
-            for dtype in ("fp32", "fp16", "bf16") if scaling is None else ("fp32",):
+            if kind == SEPARATOR:
+                two_ends(folder)
+            for dtype in ("fp32", "fp16", "bf16") if kind == "as it is" else ("fp32",):
                 path = os.path.join(work, f"{kind}-{dtype}.gguf")
-                export = ["export", "--from", folder, "--to", path, "--format", "gguf", "--dtype", dtype]
+                export = ["export", "--from", folder, "--to", path, "--dtype", dtype]
                 subprocess.run([program, *export], check=True, stdout=subprocess.DEVNULL)
                 server = serve(path)
                 for prompt in prompts:

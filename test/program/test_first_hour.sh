@@ -185,6 +185,21 @@ if [ -n "$python" ]; then
 else
   skip "GGUF files in llama.cpp: no package xllamacpp here (pip install xllamacpp, or RZ_LLAMA_CPP_PYTHON=a python that has it)"
 fi
+check "a name that ends with .gguf is a file of that format" exits 0 -- export --from $model --to "$work/mine.gguf"
+check "  as llama.cpp reads it" test "$(head -c 4 "$work/mine.gguf")" = GGUF
+two_ends=$work/two_ends
+cp -r $model "$two_ends"
+sed -i 's/"eos_token_id": 256/"eos_token_id": [255, 256]/' "$two_ends/config.json"
+ends_of() { "$program" export --from "$two_ends" --to "$work/ends.gguf" > "$work/log" && python3 - "$work/ends.gguf" << 'PY'
+import struct, sys
+data = open(sys.argv[1], "rb").read()
+for key, want in (("eos", 255), ("eot", 256)):
+    name = f"tokenizer.ggml.{key}_token_id".encode()
+    at = data.index(name) + len(name)
+    assert struct.unpack_from("<II", data, at) == (4, want), (key, struct.unpack_from("<II", data, at))
+PY
+}
+check "GGUF: a second end token is the end of a turn" ends_of
 check "GGUF is no folder" exits 2 "is a folder" -- export --from "$work/run" --to "$work/base" --format gguf --overwrite
 
 # ---- another tokenizer than the model's ----
