@@ -108,6 +108,16 @@ void Collectives::broadcast(Stream& stream, void* data, int64_t bytes, int root)
     });
 }
 
+void Collectives::exchange(Stream& stream, const char* op, const std::vector<Message>& messages, int64_t bytes) {
+    measured(stream, op, bytes, [&] {
+        MessageGroup group = hop();
+        for (const Message& m : messages)
+            if (m.bytes > 0) group.messages.push_back(m);
+        transport_.exchange(stream, group);
+        mark_done(stream);
+    });
+}
+
 // Rank root + d receives each chunk from root + d - 1 and passes it on while the next one arrives.
 void Collectives::do_broadcast(Stream& stream, void* data, int64_t bytes, int root) {
     const int distance = wrap(rank() - root);

@@ -103,6 +103,9 @@ class Collectives {
     void all_gather(Stream& stream, const AllGather& args);
     // data[0..bytes) of `root` to all, in a pipelined chain.
     void broadcast(Stream& stream, void* data, int64_t bytes, int root);
+    // Messages between members, each of which the other side has too, in the same order of every pair: one operation of
+    // the whole group. `op` and `bytes` name it in the flight recorder, the same on all ranks.
+    void exchange(Stream& stream, const char* op, const std::vector<Message>& messages, int64_t bytes);
     // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's.
     // Dissemination (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
     void barrier(Stream& stream);

@@ -1,0 +1,59 @@
+// Muon on one matrix: the momentum and the step, whose unavoidable bytes count, and Newton-Schulz's five steps, whose
+// products count: 2 m m n, 2 m m m and 2 m m n of each, m the smaller side.
+
+#include "dev/bench/bench.h"
+#include "kernels/gemm/newton_schulz.h"
+#include "kernels/muon.h"
+
+int main(int argc, char** argv) {
+    using namespace rz;
+    bench::Bench bench("Muon step", "rows x cols", {"384x384", "384x1024"}, {"4096x4096", "14336x4096"});
+    return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
+        const int64_t rows = shape[0], cols = shape[1], n = rows * cols;
+        const DType t = b.dtype(), x = t == DType::f32 ? DType::f32 : DType::bf16;
+        const std::string size = bench::joined(shape);
+        const double state = double(2 * size_of(DType::f32));
+        b.measure({"momentum", size, double(n) * (state + double(size_of(t) + size_of(x))), 0, 0, true},
+                  [&](bench::Memory& m) {
+                      const MuonMomentum a{.out = m.output(n, x, "u"),
+                                           .m = m.random(n, DType::f32, 1, 1, "m"),
+                                           .grad = m.random(n, t, 2),
+                                           .grad_scale = m.values<float>({0.5f}),
+                                           .n = n,
+                                           .momentum = 0.95f,
+                                           .step = 5,
+                                           .out_dtype = x,
+                                           .grad_dtype = t};
+                      return [a](Stream& s) { muon_momentum(s, a); };
+                  });
+        b.measure({"Newton-Schulz, 5 steps", size, 0, newton_schulz_flops(rows, cols, 5), 1.0 / 16, n <= (1 << 20)},
+                  [&](bench::Memory& m) {
+                      const NewtonSchulz a{
+                          .x = m.random(n, x, 3, 1, "x"),
+                          .rows = rows,
+                          .cols = cols,
+                          .dtype = x,
+                          .steps = jordan_steps(5),
+                          .work = m.output(newton_schulz_bytes(rows, cols, x) / 4, DType::f32, "work")};
+                      return [a](Stream& s) { newton_schulz(s, a); };
+                  });
+        const bool separate = t != DType::f32;
+        b.measure(
+            {"step", size, double(n) * (state + double(size_of(x)) + (separate ? double(size_of(t)) : 0)), 0, 0, true},
+            [&](bench::Memory& m) {
+                MuonStep a{.param = nullptr,
+                           .master = nullptr,
+                           .x = m.random(n, x, 4),
+                           .grad_scale = m.values<float>({0.5f}),
+                           .n = n,
+                           .keep = 0.999f,
+                           .rate = 0.01f,
+                           .step = 5,
+                           .param_dtype = t,
+                           .x_dtype = x};
+                a.master = m.random(n, DType::f32, 5, 1, "master");
+                a.param = separate ? m.output(n, t, "param") : a.master;
+                return [a](Stream& s) { muon_step(s, a); };
+            });
+    });
+}

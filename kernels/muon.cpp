@@ -1,0 +1,160 @@
+#include "kernels/muon.h"
+
+#include "kernels/checks.h"
+#include "kernels/stochastic_rounding.h"
+
+#define RZ_SIMD_FILE "kernels/muon.cpp"
+#include "kernels/cpu/simd.h"
+
+#ifdef RZ_SIMD_PASS
+namespace rz::RZ_SIMD_PASS {
+
+#include "kernels/cpu/simd_vec.h"
+#include "kernels/cpu/simd_chance.h"
+
+// Calls body(begin, end) for pieces of at most kBlock elements.
+template <class Body>
+void for_blocks(int64_t n, Body&& body) {
+    const int64_t blocks = ceil_div(n, kBlock);
+#pragma omp parallel for schedule(static) if (n >= kSerialBelow)
+    for (int64_t b = 0; b < blocks; ++b) body(b * kBlock, n - b * kBlock < kBlock ? n : (b + 1) * kBlock);
+}
+
+template <class U, class A, class G>
+void momentum_t(const MuonMomentum& a) {
+    constexpr bool kRounds = !std::is_same_v<A, float>;
+    const float scale = *a.grad_scale, mu = a.momentum, fresh = float(1.0 - double(a.momentum));
+    const bool finite = __builtin_isfinite(scale);
+    U* u = static_cast<U*>(a.out);
+    A* m = static_cast<A*>(a.m);
+    const G* grad = static_cast<const G*>(a.grad);
+    for_blocks(a.n, [&](int64_t begin, int64_t end) {
+        Chance chance;
+        if constexpr (kRounds) chance.fill(a.seed, a.first + begin, end - begin, moment_stream(a.step));
+        for_vectors(end - begin, [&](int64_t k, auto lanes) RZ_LAMBDA {
+            const int64_t i = begin + k;
+            if (!finite) return store(u + i, Vec{}, lanes);
+            const Vec g = fresh * (load(grad + i, lanes) * scale);
+            const Vec m_new = mu * load(m + i, lanes) + g;
+            store_by_chance(m + i, m_new, kRounds ? chance.at(k) : VecBits{}, lanes);
+            store(u + i, g + mu * m_new, lanes);
+        });
+    });
+}
+
+void momentum(const MuonMomentum& a) {
+    with_dtype(a.grad_dtype, [&]<class G>() {
+        if (a.m_dtype == DType::bf16)
+            a.out_dtype == DType::f32 ? momentum_t<float, bf16, G>(a) : momentum_t<bf16, bf16, G>(a);
+        else
+            a.out_dtype == DType::f32 ? momentum_t<float, float, G>(a) : momentum_t<bf16, float, G>(a);
+    });
+}
+
+template <class T>
+void normalise_t(const MuonNormalise& a) {
+    T* x = static_cast<T*>(a.x);
+    const float by = (*a.norm > 1e-7f ? *a.norm : 1e-7f) * a.margin;
+    for_blocks(a.n, [&](int64_t begin, int64_t end) {
+        for_vectors(end - begin, [&](int64_t k, auto lanes)
+                                     RZ_LAMBDA { store(x + begin + k, load(x + begin + k, lanes) / by, lanes); });
+    });
+}
+
+void normalise(const MuonNormalise& a) { a.dtype == DType::f32 ? normalise_t<float>(a) : normalise_t<bf16>(a); }
+
+template <class P, class M, class X>
+void step_t(const MuonStep& a) {
+    constexpr bool kRounds = !std::is_same_v<M, float>;
+    P* param = static_cast<P*>(a.param);
+    M* w = static_cast<M*>(a.master);
+    const X* x = static_cast<const X*>(a.x);
+    const bool write_param = a.param != a.master;
+    for_blocks(a.n, [&](int64_t begin, int64_t end) {
+        Chance chance;
+        if constexpr (kRounds) chance.fill(a.seed, a.first + begin, end - begin, master_stream(a.step));
+        for_vectors(end - begin, [&](int64_t k, auto lanes) RZ_LAMBDA {
+            const int64_t i = begin + k;
+            const Vec w_new = a.keep * load(w + i, lanes) - a.rate * load(x + i, lanes);
+            store_by_chance(w + i, w_new, kRounds ? chance.at(k) : VecBits{}, lanes);
+            if (write_param) store(param + i, w_new, lanes);
+        });
+    });
+}
+
+template <class P, class M>
+void step_m(const MuonStep& a) {
+    a.x_dtype == DType::f32 ? step_t<P, M, float>(a) : step_t<P, M, bf16>(a);
+}
+
+void step(const MuonStep& a) {
+    if (a.master_dtype == DType::bf16)
+        step_m<bf16, bf16>(a);
+    else
+        with_dtype(a.param_dtype, [&]<class P>() { step_m<P, float>(a); });
+}
+
+}  // namespace rz::RZ_SIMD_PASS
+#else
+
+namespace rz {
+
+void muon_momentum_cpu(const MuonMomentum& a) { RZ_SIMD_CALL(momentum, a); }
+void muon_normalise_cpu(const MuonNormalise& a) { RZ_SIMD_CALL(normalise, a); }
+void muon_step_cpu(const MuonStep& a) {
+    if (std::isfinite(*a.grad_scale)) RZ_SIMD_CALL(step, a);
+}
+
+static void check_wide(const char* op, const char* name, DType dtype) {
+    require(dtype != DType::f16, "%s: %s is fp16; it may be fp32 or bf16", op, name);
+}
+
+void muon_momentum(Stream& stream, const MuonMomentum& a) {
+    const char* op = "muon_momentum";
+    check_size(op, "n", a.n, 0);
+    check_size(op, "first", a.first, 0);
+    check_size(op, "step (1 is the first)", a.step, 1);
+    require(a.momentum >= 0 && a.momentum < 1, "%s: momentum %g; it must be in [0, 1) (0.95 is usual)", op,
+            double(a.momentum));
+    check_wide(op, "out", a.out_dtype);
+    check_wide(op, "m", a.m_dtype);
+    if (a.n == 0) return;
+    check_pointer(op, "out", a.out, size_of(a.out_dtype));
+    check_pointer(op, "m", a.m, size_of(a.m_dtype));
+    check_pointer(op, "grad", a.grad, size_of(a.grad_dtype));
+    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    stream.run(a, muon_momentum_cpu, RZ_CUDA_OP(muon_momentum_cuda));
+}
+
+void muon_normalise(Stream& stream, const MuonNormalise& a) {
+    const char* op = "muon_normalise";
+    check_size(op, "n", a.n, 0);
+    check_wide(op, "x", a.dtype);
+    if (a.n == 0) return;
+    check_pointer(op, "x", a.x, size_of(a.dtype));
+    check_pointer(op, "norm", a.norm, 4);
+    stream.run(a, muon_normalise_cpu, RZ_CUDA_OP(muon_normalise_cuda));
+}
+
+void muon_step(Stream& stream, const MuonStep& a) {
+    const char* op = "muon_step";
+    check_size(op, "n", a.n, 0);
+    check_size(op, "first", a.first, 0);
+    check_size(op, "step (1 is the first)", a.step, 1);
+    check_wide(op, "x", a.x_dtype);
+    if (a.n == 0) return;
+    check_pointer(op, "param", a.param, size_of(a.param_dtype));
+    check_pointer(op, "master", a.master, size_of(a.master_dtype));
+    check_pointer(op, "x", a.x, size_of(a.x_dtype));
+    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    require(a.master_dtype == DType::f32 || (a.master_dtype == DType::bf16 && a.param == a.master),
+            "%s: %s masters beside %s parameters; a master is fp32, or the bf16 parameter itself", op,
+            name_of(a.master_dtype), name_of(a.param_dtype));
+    require(a.param != a.master || a.param_dtype == a.master_dtype,
+            "%s: param is the master itself, but one is %s and the other %s", op, name_of(a.param_dtype),
+            name_of(a.master_dtype));
+    stream.run(a, muon_step_cpu, RZ_CUDA_OP(muon_step_cuda));
+}
+
+}  // namespace rz
+#endif

@@ -1,0 +1,113 @@
+// Muon: CUDA kernels against the CPU ops.
+#include "kernels/gemm/newton_schulz.h"
+#include "kernels/muon.h"
+#include "test/kernels/kernel_test.h"
+
+namespace rz::test {
+namespace {
+
+struct Case {
+    int64_t n, first, offset;  // the range begins `offset` elements into its buffers
+    DType grad, out, m, param, master;
+};
+constexpr DType f32 = DType::f32, bf16_ = DType::bf16, f16 = DType::f16;
+
+const Case kCases[] = {{2051, 8, 0, bf16_, bf16_, f32, bf16_, f32},  // vectors and a rest
+                       {600, 9, 1, f32, f32, f32, f32, f32},         // one by one
+                       {1, 0, 0, f16, bf16_, f32, f16, f32},
+                       {5003, 16, 0, f32, bf16_, bf16_, bf16_, bf16_},
+                       {333, 7, 3, bf16_, f32, bf16_, bf16_, bf16_}};
+
+// Two products and a sum of values below 5; what is rounded to bf16, or by chance, may fall on the other side.
+TEST(MuonKernels, MomentumMatchesCpu) {
+    for (const Case& c : kCases)
+        for (const float scale : {0.7f, NAN}) {
+            const auto op = [&](KernelRun& run) {
+                const int64_t n = c.n + c.offset;
+                muon_momentum(run.stream(),
+                              {.out = run.inout<char>("u", normal(n, c.out, 3)) + c.offset * size_of(c.out),
+                               .m = run.inout<char>("m", normal(n, c.m, 2)) + c.offset * size_of(c.m),
+                               .grad = run.input<char>(normal(n, c.grad, 1)) + c.offset * size_of(c.grad),
+                               .grad_scale = run.input<float>(std::vector<float>{scale}),
+                               .n = c.n,
+                               .first = c.first,
+                               .momentum = 0.95f,
+                               .step = 3,
+                               .seed = 12345,
+                               .out_dtype = c.out,
+                               .grad_dtype = c.grad,
+                               .m_dtype = c.m});
+            };
+            const double eps = std::ldexp(1.0, -24);
+            std::map<std::string, Tolerance> tolerances = {{"u", {2 * eps, 16 * eps}}, {"m", {2 * eps, 8 * eps}}};
+            if (c.out != f32) tolerances["u"].relative = ulp(c.out);
+            if (c.m != f32) tolerances["m"].relative = ulp(c.m);
+            if (c.m != f32 && c.out == f32) tolerances["u"].absolute = 16 * eps;
+            compare_on_devices(op, tolerances);
+        }
+}
+
+TEST(MuonKernels, NormaliseMatchesCpu) {
+    for (const DType t : {f32, bf16_})
+        for (const int64_t offset : {0, 3})
+            for (const float norm : {41.5f, 0.0f}) {
+                const auto op = [&](KernelRun& run) {
+                    muon_normalise(run.stream(), {.x = run.inout<char>("x", normal(2051, t, 1)) + offset * size_of(t),
+                                                  .norm = run.input<float>(std::vector<float>{norm}),
+                                                  .n = 2051 - offset,
+                                                  .margin = 1.01f,
+                                                  .dtype = t});
+                };
+                compare_on_devices(op, {{"x", {t == f32 ? std::ldexp(1.0, -23) : ulp(t), 0}}});
+            }
+}
+
+TEST(MuonKernels, StepMatchesCpu) {
+    for (const Case& c : kCases)
+        for (const float scale : {0.7f, INFINITY}) {
+            const auto op = [&](KernelRun& run) {
+                const int64_t n = c.n + c.offset;
+                MuonStep a{.param = nullptr,
+                           .master = nullptr,
+                           .x = run.input<char>(normal(n, c.out, 2)) + c.offset * size_of(c.out),
+                           .grad_scale = run.input<float>(std::vector<float>{scale}),
+                           .n = c.n,
+                           .first = c.first,
+                           .keep = 0.999f,
+                           .rate = 0.01f,
+                           .step = 3,
+                           .seed = 12345,
+                           .param_dtype = c.param,
+                           .x_dtype = c.out,
+                           .master_dtype = c.master};
+                a.master = run.inout<char>("master", normal(n, c.master, 1)) + c.offset * size_of(c.master);
+                a.param = c.param == c.master
+                              ? a.master
+                              : run.inout<char>("param", normal(n, c.param, 1)) + c.offset * size_of(c.param);
+                muon_step(run.stream(), a);
+            };
+            const double eps = std::ldexp(1.0, -24);
+            std::map<std::string, Tolerance> tolerances = {
+                {"master", {c.master == f32 ? 2 * eps : ulp(c.master), 8 * eps}}};
+            if (c.param != c.master) tolerances["param"] = {ulp(c.param), 8 * eps};
+            compare_on_devices(op, tolerances);
+        }
+}
+
+// The products differ in the order of their sums, which five steps of slope up to 3.4 carry on.
+TEST(MuonKernels, NewtonSchulzMatchesCpu) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{24, 40}, {40, 24}, {32, 32}}) {
+        const auto op = [&, rows = rows, cols = cols](KernelRun& run) {
+            newton_schulz(run.stream(), {.x = run.inout<char>("x", normal(rows * cols, f32, 1)),
+                                         .rows = rows,
+                                         .cols = cols,
+                                         .dtype = f32,
+                                         .steps = jordan_steps(5),
+                                         .work = run.scratch(newton_schulz_bytes(rows, cols, f32))});
+        };
+        compare_on_devices(op, {{"x", {0, 1e-4}}});
+    }
+}
+
+}  // namespace
+}  // namespace rz::test
