@@ -19,20 +19,11 @@
 #include <vector>
 
 #include "kernels/adamw.h"
-#include "zero/ownership.h"
+#include "zero/state.h"
 #include "zero/streams.h"
 #include "zero/zero_options.h"
 
 namespace rz {
-
-// One run of parameters that this rank keeps the optimizer state of. What is offloaded lies on the host.
-struct OwnedRange : OwnedSlice {
-    void* param = nullptr;   // param_dtype
-    void* master = nullptr;  // master_dtype; == param where the two have the same dtype
-    void* m = nullptr;       // adam_dtype
-    void* v = nullptr;       // adam_dtype
-    void* grad = nullptr;    // grad_dtype: the reduced gradient, once gradient_norm() has waited for it
-};
 
 class StateTiles {
    public:

@@ -34,11 +34,15 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     const UnitLayout& last = ownership_.units().back();
     require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= last.logical + last.padded,
             "decay segments do not cover the parameters");
+    require(!options_.muon.on || options_.offload_optimizer == OffloadOptimizer::none ||
+                options_.offload_optimizer == OffloadOptimizer::zero_copy,
+            "Muon with offload %s: matrices are orthogonalised on the device", name_of(options_.offload_optimizer));
     const int64_t owned = ownership_.owned_elements();
     if (options_.param_dtype != options_.master_dtype)
         master_ = take_state(owned, options_.master_dtype, "master weights");
     m_ = take_state(owned, options_.adam_dtype, "AdamW m");
-    v_ = take_state(owned, options_.adam_dtype, "AdamW v");
+    v_ = take_state(second_moments(), options_.adam_dtype, "AdamW v");
+    if (options_.muon.on) muon_.emplace(ownership_, options_, streams_);
     scalars_ = streams_.take(2, DType::f32, MemKind::workspace, "gradient norm and scale");
     count_ = Buffer(streams_.device, 24, MemKind::workspace, "count of updates and bias correction");
     streams_.compute.zero(count_.data(), count_.bytes());
@@ -82,15 +86,45 @@ void ShardedAdamW::copy_decay(const DecaySegments& decay) {
 }
 
 void ShardedAdamW::index_owned() {
+    int64_t second = 0;  // elements that have a v, so far
+    int matrix = 0;
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
         const OwnedSlice& slice = ownership_.owned(u);
-        if (slice.elements.size() == 0) continue;
-        void* param = params_.owned(u);
-        const int64_t adam_at = slice.packed * size_of(options_.adam_dtype);
-        owned_.push_back({slice, param,
-                          master_ ? master_.bytes_at(slice.packed * size_of(options_.master_dtype)) : param,
-                          m_.bytes_at(adam_at), v_.bytes_at(adam_at), grads_.owned(u)});
+        const auto add = [&](ElementRange run, int of_matrix) {
+            run = {std::max(run.begin, slice.elements.begin), std::min(run.end, slice.elements.end)};
+            if (run.size() <= 0) return;
+            OwnedRange whole{slice, params_.owned(u)};
+            whole.grad = grads_.owned(u);
+            whole.matrix = of_matrix;
+            OwnedRange r = part_of(whole, run.begin - slice.elements.begin, run.size(), options_);
+            r.master = master_ ? master_.bytes_at(r.packed * size_of(options_.master_dtype)) : r.param;
+            r.m = m_.bytes_at(r.packed * size_of(options_.adam_dtype));
+            if (of_matrix < 0) {
+                r.v = v_.bytes_at(second * size_of(options_.adam_dtype));
+                second += run.size();
+            }
+            owned_.push_back(r);
+        };
+        int64_t at = 0;
+        if (muon_)
+            for (const MuonMatrix& m : options_.muon.matrices[size_t(u)]) {
+                add({at, m.elements.begin}, -1);
+                add(m.elements, matrix++);
+                at = m.elements.end;
+            }
+        add({at, ownership_.unit(u).padded}, -1);
     }
+}
+
+// Elements that AdamW keeps a v of.
+int64_t ShardedAdamW::second_moments() const {
+    int64_t elements = ownership_.owned_elements();
+    for (size_t u = 0; u < options_.muon.matrices.size(); ++u) {
+        const ElementRange own = ownership_.owned(int(u)).elements;
+        for (const MuonMatrix& m : options_.muon.matrices[u])
+            elements -= std::max<int64_t>(0, std::min(own.end, m.elements.end) - std::max(own.begin, m.elements.begin));
+    }
+    return elements;
 }
 
 // `own` of every part of the model (stages of the pipeline, parts of tensors), one after the other; stage_sums_ says
@@ -170,12 +204,12 @@ void ShardedAdamW::sum_blocks() {
     double* stage = block_sums_.as<double>() + place(stage_sums_, streams_.mesh.model().rank());
     double* own = stage + place(rank_sums_, ownership_.sharing().cut.rank);
     double* sums = own;
-    for (const OwnedRange& r : owned_) {
-        const UnitLayout& unit = ownership_.unit(r.unit);
-        for (const ElementRange& run : unit.counted(r.elements)) {
-            const char* x = static_cast<const char*>(r.grad);
+    for (int u = 0; u < int(ownership_.units().size()); ++u) {
+        const UnitLayout& unit = ownership_.unit(u);
+        const ElementRange own = ownership_.owned(u).elements;
+        for (const ElementRange& run : unit.counted(own)) {
             sum_squares(compute, {.partial = sums,
-                                  .x = x + (run.begin - r.elements.begin) * size_of(options_.grad_dtype),
+                                  .x = at(grads_.owned(u), run.begin - own.begin, options_.grad_dtype),
                                   .n = run.size(),
                                   .block = unit.block,
                                   .dtype = options_.grad_dtype,
@@ -212,23 +246,15 @@ const float* ShardedAdamW::gradient_norm() {
 
 // ---- the update -----------------------------------------------------------------------------------------------------
 
-// AdamW gives the same bits for any cut of a range.
-void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t elements, const AdamW& all) {
-    const auto plus = [](void* base, int64_t n, DType t) { return static_cast<char*>(base) + n * size_of(t); };
-    for (int64_t at = 0; at < elements; at += watcher_->most()) {
-        const int64_t n = std::min(watcher_->most(), elements - at);
-        OwnedRange piece = range;
-        piece.param = plus(range.param, at, options_.param_dtype);
-        piece.master = plus(range.master, at, options_.master_dtype);
-        piece.m = plus(range.m, at, options_.adam_dtype);
-        piece.v = plus(range.v, at, options_.adam_dtype);
-        piece.grad = plus(range.grad, at, options_.grad_dtype);
-        AdamW a = all;
-        a.param = piece.param, a.master = piece.master, a.m = piece.m, a.v = piece.v, a.grad = piece.grad;
-        a.n = n, a.first = all.first + at;
-        watcher_->before(piece, local + at, n);
-        adamw(streams_.compute, a);
-        watcher_->after(piece, local + at, n);
+// Any cut of a range gives the same bits.
+void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t elements,
+                           const std::function<void(const OwnedRange&)>& change) {
+    const int64_t most = watcher_ ? watcher_->most() : elements;
+    for (int64_t at = 0; at < elements; at += most) {
+        const OwnedRange piece = part_of(range, at, std::min(most, elements - at), options_);
+        if (watcher_) watcher_->before(piece, local + at, piece.elements.size());
+        change(piece);
+        if (watcher_) watcher_->after(piece, local + at, piece.elements.size());
     }
 }
 
@@ -286,11 +312,13 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
         return a;
     };
     const auto change = [&](const OwnedRange& whole, int64_t all) {
-        for_each_rate(whole, all, [&](const OwnedRange& r, int64_t n, float rate) {
-            AdamW a = at_rate(rate);
-            a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
-            a.n = n, a.first = r.logical;
-            watcher_ ? watched(r, range.local + (r.logical - range.logical), n, a) : adamw(streams_.compute, a);
+        for_each_rate(whole, all, [&](const OwnedRange& part, int64_t elements, float rate) {
+            watched(part, range.local + (part.logical - range.logical), elements, [&](const OwnedRange& r) {
+                AdamW a = at_rate(rate);
+                a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
+                a.n = r.elements.size(), a.first = r.logical;
+                adamw(streams_.compute, a);
+            });
         });
     };
     require(!watcher_ || !host_, "the host's AdamW is not watched");
@@ -323,7 +351,9 @@ void ShardedAdamW::update(float learning_rate, int64_t step) {
                                        .beta2 = double(adamw_.beta2)});
     if (tiles_) tiles_->begin();
     if (host_) host_->begin(scale(), correction());
-    if (!options_.slices_state())
+    if (muon_)
+        update_in_rounds(learning_rate, step);
+    else if (!options_.slices_state())
         update_whole(learning_rate, step);
     else
         update_slices([&](const OwnedRange& r) { return update_range(r, r.elements.size(), learning_rate, step); });
@@ -353,13 +383,44 @@ void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
     }
 }
 
+// While the matrices of one round are orthogonalised, the next one's sums and the last one's results travel.
+void ShardedAdamW::update_in_rounds(float learning_rate, int64_t step) {
+    const int late = muon_->exchanges() ? 1 : 0, rounds = muon_->rounds();
+    for (int i = 0; i < rounds + 2 * late; ++i) {
+        if (i < rounds) muon_->send(i, owned_, scale(), step);
+        if (i >= late && i - late < rounds) muon_->orthogonalise(i - late);
+        if (i >= 2 * late) finish_round(i - 2 * late, learning_rate, step);
+    }
+}
+
+void ShardedAdamW::finish_round(int round, float learning_rate, int64_t step) {
+    const int first = muon_->first_unit(round), end = muon_->end_unit(round);
+    const auto each = [&](bool of_matrices, const auto& body) {
+        for (const OwnedRange& r : owned_)
+            if (r.unit >= first && r.unit < end && (r.matrix >= 0) == of_matrices) body(r);
+    };
+    each(false, [&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
+    muon_->wait(round);
+    each(true, [&](const OwnedRange& r) {
+        watched(r, r.local, r.elements.size(), [&](const OwnedRange& part) {
+            muon_->step(round, part, part.logical - r.logical, scale(), learning_rate, adamw_.weight_decay, step);
+        });
+    });
+    for (int u = first; u < end; ++u) {
+        work_scope.unit = u;
+        params_.publish(u);
+    }
+    work_scope = {};
+}
+
 // The all-gather of a unit's parameters starts as soon as they are final, while the next unit's are computed.
 void ShardedAdamW::update_slices(const std::function<Event(const OwnedRange&)>& change) {
     auto range = owned_.begin();
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
-        const bool owns = range != owned_.end() && range->unit == u;  // a rank may own nothing of a small unit
         work_scope.unit = u;
-        params_.publish(u, owns ? change(*range++) : Event{});
+        Event final;
+        for (; range != owned_.end() && range->unit == u; ++range) final = change(*range);  // none of a small unit
+        params_.publish(u, final);
     }
     work_scope = {};
 }

@@ -1,6 +1,6 @@
 #pragma once
-// AdamW on what a rank owns: the norm of the global gradient, clipping, the update, and the new parameters on their way
-// to the ranks that share them. Everything enqueues and returns.
+// AdamW, and Muon for matrices, on what a rank owns: the norm of the global gradient, clipping, the update, and the new
+// parameters on their way to the ranks that share them. Everything enqueues and returns.
 //
 //   const float* norm = optimizer.gradient_norm();   after the step's last reduce
 //   optimizer.update(learning_rate, step);
@@ -14,6 +14,7 @@
 
 #include "kernels/loss_scale.h"
 #include "zero/gradient_store.h"
+#include "zero/muon.h"
 #include "zero/offload.h"
 #include "zero/ownership.h"
 #include "zero/parameter_cache.h"
@@ -71,17 +72,21 @@ class ShardedAdamW {
 
    private:
     void index_owned();
+    int64_t second_moments() const;
     void copy_decay(const DecaySegments& decay);
     std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
     void index_block_sums();
     void sum_blocks();
     Buffer take_state(int64_t elements, DType dtype, const char* name) const;
-    void watched(const OwnedRange& piece, int64_t local, int64_t elements, const struct AdamW& a);
+    void watched(const OwnedRange& piece, int64_t local, int64_t elements,
+                 const std::function<void(const OwnedRange&)>& change);
     void for_each_rate(const OwnedRange& range, int64_t elements,
                        const std::function<void(const OwnedRange& piece, int64_t elements, float rate)>& body) const;
     Event update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
     void update_whole(float learning_rate, int64_t step);
     void update_slices(const std::function<Event(const OwnedRange&)>& change);
+    void update_in_rounds(float learning_rate, int64_t step);
+    void finish_round(int round, float learning_rate, int64_t step);
     float* scale() const { return scalars_.as<float>() + 1; }
     double* correction() const { return count_.as<double>() + 1; }
 
@@ -111,6 +116,7 @@ class ShardedAdamW {
     int64_t blocks_ = 0;
     std::optional<StateTiles> tiles_;  // with OffloadOptimizer::stream
     std::optional<HostAdamW> host_;    // with OffloadOptimizer::cpu
+    std::optional<Muon> muon_;         // with MuonOptions::on
 };
 
 }  // namespace rz

@@ -34,6 +34,33 @@ inline constexpr auto kNames<OffloadOptimizer> =
                                             {OffloadOptimizer::zero_copy, "zero-copy"},
                                             {OffloadOptimizer::cpu, "cpu"}});
 
+// How far a step of Muon goes, with A rows and B columns (torch's names): 0.2 sqrt(max(A, B)), so that AdamW's learning
+// rate suits; sqrt(max(1, A / B)); sqrt(A / B).
+enum class MuonScale { match_rms_adamw, original, spectral_unclamped };
+template <>
+inline constexpr auto kNames<MuonScale> =
+    std::to_array<Named<MuonScale>>({{MuonScale::match_rms_adamw, "match_rms_adamw"},
+                                     {MuonScale::original, "original"},
+                                     {MuonScale::spectral_unclamped, "spectral_unclamped"}});
+
+struct MuonMatrix {
+    ElementRange elements;  // within its unit
+    int64_t rows = 0, cols = 0;
+    bool decays = true;
+};
+
+// Muon (zero/muon.h) instead of AdamW for these matrices, by unit.
+struct MuonOptions {
+    bool on = false;
+    std::vector<std::vector<MuonMatrix>> matrices = {};
+    float momentum = 0.95f;
+    float rate = 1;  // its learning rate, in AdamW's
+    MuonScale scale = MuonScale::match_rms_adamw;
+    int steps = 5;
+    bool polar_express = false;
+    DType dtype = DType::bf16;  // of the products and on the wire: bf16 or f32
+};
+
 struct ZeroOptions {
     int stage = 0;
     DType param_dtype = DType::f32;
@@ -43,6 +70,7 @@ struct ZeroOptions {
     DType adam_dtype = DType::f32;    // of m and v
     // Stage 3: by unit, the ranges of elements that are gathered in fp8 (fp8_gather.h); empty: everything in its type.
     std::vector<std::vector<ElementRange>> fp8_matrices = {};
+    MuonOptions muon = {};
     LossScaling loss_scaling = {};
     OffloadOptimizer offload_optimizer = OffloadOptimizer::none;
     bool offload_params = false;              // stage 3: the owned slices are on the host

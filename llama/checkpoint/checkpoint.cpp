@@ -31,45 +31,13 @@ namespace fs = std::filesystem;
 constexpr int64_t kPieceBytes = int64_t(4) << 20;
 constexpr const char* kUnready = ".new";  // after the temporary folder's name, until its files are there
 
-const char* stem_of(StatePart part) {
-    switch (part) {
-        case StatePart::model:
-            return "model";
-        case StatePart::master:
-            return "optimizer/master";
-        case StatePart::m:
-            return "optimizer/m";
-        case StatePart::v:
-            return "optimizer/v";
-        case StatePart::count_:
-            break;
-    }
-    fail("no such part of a checkpoint");
-}
-
 std::string path_of(StatePart part) { return std::string(stem_of(part)) + ".safetensors"; }
-
-static const void* data_of(const OwnedRange& r, StatePart part) {
-    return part == StatePart::model ? r.param : part == StatePart::master ? r.master : part == StatePart::m ? r.m : r.v;
-}
 
 static double seconds_since(std::chrono::steady_clock::time_point start) {
     return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
 // ---- shares ---------------------------------------------------------------------------------------------------------
-
-// Element `by` further on, in every array.
-static OwnedRange cut(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
-    const auto move = [&](void* p, DType d) -> void* { return static_cast<char*>(p) + by * size_of(d); };
-    return {
-        {r.unit, {r.elements.begin + by, r.elements.begin + by + count}, r.local + by, r.logical + by, r.packed + by},
-        move(r.param, o.param_dtype),
-        move(r.master, o.master_dtype),
-        move(r.m, o.adam_dtype),
-        move(r.v, o.adam_dtype),
-        move(r.grad, o.grad_dtype)};
-}
 
 static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
     const Place holder = zero.ownership.sharing().copies;
@@ -81,7 +49,7 @@ std::vector<OwnedRange> own_share(const Zero& zero) {
     std::vector<OwnedRange> share;
     for (const OwnedRange& r : zero.optimizer.owned())
         if (const ElementRange s = share_of(r, zero); s.size() > 0)
-            share.push_back(cut(r, s.begin, s.size(), zero.options));
+            share.push_back(part_of(r, s.begin, s.size(), zero.options));
     return share;
 }
 
@@ -171,33 +139,32 @@ CheckpointWriter::~CheckpointWriter() {
     if (thread_.joinable()) thread_.join();
 }
 
-// What is saved of the elements, in the order in which the copy has it.
-static std::vector<std::pair<StatePart, DType>> saved_parts(const ZeroOptions& o) {
-    std::vector<std::pair<StatePart, DType>> parts = {{StatePart::model, o.param_dtype}};
-    if (o.master_dtype != o.param_dtype) parts.emplace_back(StatePart::master, o.master_dtype);
-    parts.emplace_back(StatePart::m, o.adam_dtype);
-    parts.emplace_back(StatePart::v, o.adam_dtype);
-    return parts;
+static bool has_array(const ZeroOptions& o, const StateArray& array, const ParamTable& table, const Tensor& t) {
+    return array.of_matrices || !o.muon.on || !table.is_block_matrix(t);
 }
 
-static int64_t part_bytes(const std::vector<OwnedRange>& share, DType dtype) {
+static int64_t part_bytes(const std::vector<OwnedRange>& share, const StateArray& array) {
     int64_t elements = 0;
-    for (const OwnedRange& r : share) elements += r.elements.size();
-    return round_up(elements * size_of(dtype), 256);
+    for (const OwnedRange& r : share)
+        if (r.*array.where) elements += r.elements.size();
+    return round_up(elements * size_of(array.dtype), 256);
 }
 
 int64_t copy_of_state_bytes(const Zero& zero) {
     const std::vector<OwnedRange> share = own_share(zero);
     int64_t bytes = 0;
-    for (const auto& [part, dtype] : saved_parts(zero.options))
-        bytes = checked_add(bytes, part_bytes(share, dtype), "copy of the state");
+    for (const StateArray& array : state_arrays(zero.options))
+        bytes = checked_add(bytes, part_bytes(share, array), "copy of the state");
     return bytes;
 }
 
 void CheckpointWriter::plan() {
-    for (const auto& [part, dtype] : saved_parts(zero_.options)) {
-        parts_.push_back({part, dtype, tensor_files(stem_of(part), table_, dtype, options_.shard_above), copy_bytes_});
-        copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, dtype), "copy of the state");
+    for (const StateArray& array : state_arrays(zero_.options)) {
+        parts_.push_back({array,
+                          tensor_files(array.stem, table_, array.dtype, options_.shard_above,
+                                       [&](const Tensor& t) { return has_array(zero_.options, array, table_, t); }),
+                          copy_bytes_});
+        copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, array), "copy of the state");
     }
     if (options_.background) reserve_copy();
     all_in_background_ = process_.max(options_.background ? 0 : 1) == 0;
@@ -270,8 +237,9 @@ void CheckpointWriter::take_copy() {
     for (const PartFile& p : parts_) {
         int64_t at = p.at;
         for (const OwnedRange& r : share_) {
-            const int64_t bytes = r.elements.size() * size_of(p.dtype);
-            compute_.copy(copy_.bytes_at(at), data_of(r, p.part), bytes);
+            if (!(r.*p.array.where)) continue;
+            const int64_t bytes = r.elements.size() * size_of(p.array.dtype);
+            compute_.copy(copy_.bytes_at(at), r.*p.array.where, bytes);
             at += bytes;
         }
     }
@@ -415,7 +383,7 @@ void CheckpointWriter::write_share(Job& job) {
         for (const TensorFile& in : parts_[p].files) {
             bool writes = process_.is_root();  // it made the file, and syncs it
             for (const OwnedRange& r : share_)
-                for_each_piece(table_, r, size_of(parts_[p].dtype),
+                for_each_piece(table_, r, size_of(parts_[p].array.dtype),
                                [&](const TensorRun& run) { writes = writes || in.holds(run.tensor); });
             if (writes) write_file(job, parts_[p], in, &job.hashes[p * tensors]);
         }
@@ -423,25 +391,26 @@ void CheckpointWriter::write_share(Job& job) {
 
 // hashes: of the part, by tensor
 void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes) {
-    const int64_t e = size_of(part.dtype);
+    const int64_t e = size_of(part.array.dtype);
     std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
     File file(job.folder + "/" + in.path, O_RDWR);
     ++job.report.traffic.opens;
     if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
     int64_t at = part.at;
     for (const OwnedRange& r : share_) {
+        if (!(r.*part.array.where)) continue;
         for_each_piece(table_, r, e, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             if (job.cancelled) throw Cancelled();
             const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
             const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
             if (!options_.background) {
-                compute_.copy(staging.data(), static_cast<const char*>(data_of(r, part.part)) + within, bytes);
+                compute_.copy(staging.data(), static_cast<const char*>(r.*part.array.where) + within, bytes);
                 compute_.synchronize();
             }
             hashes[run.tensor] += sum_hash(data, run.first, run.count, e);
             require_finite(
-                data, run.first, run.count, part.dtype,
+                data, run.first, run.count, part.array.dtype,
                 format("the state of step %lld is not finite: %s", (long long)job.manifest.step, in.path.c_str()),
                 table_.tensors()[size_t(run.tensor)].name);
             write_all(file.fd, in.offset(run.tensor) + run.first * e, data, bytes, file.path);
@@ -455,17 +424,17 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     job.moves();
     // Verified before an older checkpoint may go, by what the disk gives back and not the page cache.
     ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
-    std::vector<uint64_t> again(size_t(in.tensors), 0);
+    std::vector<uint64_t> again(in.tensors.size(), 0);
     for (const OwnedRange& r : share_)
         for_each_piece(table_, r, e, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             read_all(file.fd, in.offset(run.tensor) + run.first * e, back.data(), run.count * e, file.path);
-            again[size_t(run.tensor - in.first)] += sum_hash(back.data(), run.first, run.count, e);
+            again[in.place(run.tensor)] += sum_hash(back.data(), run.first, run.count, e);
             job.has_read(run.count * e);
         });
-    for (int i = 0; i < in.tensors; ++i)
-        require(again[size_t(i)] == hashes[in.first + i], "%s: %s was read back with other contents than were written",
-                file.path.c_str(), table_.tensors()[size_t(in.first + i)].name.c_str());
+    for (const int t : in.tensors)
+        require(again[in.place(t)] == hashes[t], "%s: %s was read back with other contents than were written",
+                file.path.c_str(), table_.tensors()[size_t(t)].name.c_str());
     const int fd = file.fd;
     file.fd = -1;
     if (close_once(fd) != 0) fail_errno(file.path, "close");
@@ -480,9 +449,9 @@ void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
                            .bytes = in.layout.file_size,
                            .hash = text_hash(in.layout.header),
                            .holds_tensors = true,
-                           .dtype = parts_[p].dtype,
+                           .dtype = parts_[p].array.dtype,
                            .tensors = {}};
-            for (int i = in.first; i < in.first + in.tensors; ++i)
+            for (const int i : in.tensors)
                 f.tensors[table_.tensors()[size_t(i)].name] = hashes[p * table_.tensors().size() + size_t(i)];
             job.report.bytes += f.bytes;
             m.files.push_back(f);

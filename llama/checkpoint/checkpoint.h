@@ -5,7 +5,7 @@
 //   model.safetensors             parameters, in --dtype
 //   optimizer/master.safetensors  master weights, unless they are the parameters
 //   optimizer/m.safetensors       AdamW's moments
-//   optimizer/v.safetensors
+//   optimizer/v.safetensors       of what AdamW updates: Muon's matrices have none
 //
 // A file that would be larger than --max-shard-mib is one for each unit instead (tensor_files() in llama/model/hf.h),
 // the model's with an index.
@@ -24,12 +24,11 @@
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
 #include "llama/base/safetensors.h"
+#include "zero/state.h"
 #include "zero/zero.h"
 
 namespace rz {
 
-enum class StatePart : int { model, master, m, v, count_ };
-const char* stem_of(StatePart);  // "optimizer/m"
 std::string path_of(StatePart);  // of one file of all tensors
 
 struct SaveOptions {
@@ -91,8 +90,7 @@ class CheckpointWriter {
     struct Job;
     enum class Stage : int32_t;
     struct PartFile {
-        StatePart part;
-        DType dtype;
+        StateArray array;
         std::vector<TensorFile> files;
         int64_t at;  // of this rank's copy, bytes
     };

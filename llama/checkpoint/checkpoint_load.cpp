@@ -26,14 +26,16 @@ namespace {
 // manifest says are in which: their first bytes are compared, nothing in them is believed.
 class PartReader {
    public:
-    // new_rows: where rows that the files do not have come from; nullptr: they are zero.
+    // new_rows: where rows that the files do not have come from; nullptr: they are zero. matrices: whether the part has
+    // those of blocks.
     PartReader(const std::string& folder, const std::vector<const ManifestFile*>& files, const ParamTable& table,
-               const ParamTable& stored, const HfWeights* new_rows)
+               const ParamTable& stored, const HfWeights* new_rows, bool matrices)
         : dtype_(files[0]->dtype), table_(table), stored_(stored), new_rows_(new_rows) {
         const size_t tensors = table.tensors().size();
         places_.resize(tensors);
         hashes_.resize(tensors);
         for (const Tensor& t : table.tensors()) {
+            if (!matrices && table.is_block_matrix(t)) continue;
             const auto lists = [&](const ManifestFile* f) { return f->tensors.count(t.name) > 0; };
             const auto times = std::count_if(files.begin(), files.end(), lists);
             require(times == 1, "%s/%s: the manifest has %s of %s", folder.c_str(), files[0]->path.c_str(),
@@ -129,6 +131,15 @@ std::vector<const ManifestFile*> listed_files(const Manifest& manifest, StatePar
     return files;
 }
 
+// AdamW's checkpoint has a v of every tensor, Muon's of none that it updates.
+bool is_of_muon(const Manifest& manifest, const ParamTable& table) {
+    const auto matrix = std::find_if(table.tensors().begin(), table.tensors().end(),
+                                     [&](const Tensor& t) { return table.is_block_matrix(t); });
+    for (const ManifestFile* f : files_of(manifest, StatePart::v))
+        if (matrix != table.tensors().end() && f->tensors.count(matrix->name) > 0) return false;
+    return matrix != table.tensors().end();
+}
+
 // Where elements of an owned range go.
 struct Target {
     void* data;
@@ -177,7 +188,7 @@ class ShareGather {
             const std::vector<int64_t> shares = share_offsets(zero_, r);
             gather(comm, r.master, zero_.options.master_dtype, shares);
             gather(comm, r.m, zero_.options.adam_dtype, shares);
-            gather(comm, r.v, zero_.options.adam_dtype, shares);
+            if (r.v) gather(comm, r.v, zero_.options.adam_dtype, shares);
         }
         compute.wait(comm.record());
     }
@@ -231,14 +242,17 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
         if (StatePart(p) != StatePart::master || has_master)
             order.push_back({StatePart(p), order.size() * table.tensors().size()});
     std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
+    const bool of_muon = is_of_muon(manifest, table), starts_momentum = o.muon.on && !of_muon;
     std::string problem;
     try {
+        require(o.muon.on || !of_muon, "%s: was saved by --optimizer muon, without what AdamW needs of matrices",
+                folder.c_str());
         Buffer stored = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being read");
         Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
         for (const auto& [part, at] : order) {
             const bool moment = part == StatePart::m || part == StatePart::v;
             PartReader reader(folder, listed_files(manifest, part, folder), table, grown ? grown->stored : table,
-                              grown && !moment ? &grown->weights : nullptr);
+                              grown && !moment ? &grown->weights : nullptr, part != StatePart::v || !of_muon);
             const DType want = moment ? o.adam_dtype : o.master_dtype;
             const bool read = part != StatePart::model || !has_master;
             if (report && read && want != reader.dtype())
@@ -246,9 +260,15 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                                                safetensors_type(reader.dtype()).c_str(),
                                                safetensors_type(want).c_str()));
             for (const OwnedRange& r : zero.optimizer.owned()) {
+                if (part == StatePart::v && !r.v && of_muon) continue;
+                const bool starts = part == StatePart::m && starts_momentum && r.matrix >= 0;
+                if (starts) compute.zero(r.m, r.elements.size() * size_of(o.adam_dtype));
                 const std::vector<int64_t> shares = share_offsets(zero, r);
                 const size_t copy = size_t(zero.ownership.sharing().copies.rank);
-                void* to = !read ? nullptr : part == StatePart::m ? r.m : part == StatePart::v ? r.v : r.master;
+                void* to = !read || starts        ? nullptr
+                           : part == StatePart::m ? r.m
+                           : part == StatePart::v ? r.v
+                                                  : r.master;
                 read_share(reader, table, r, {shares[copy], shares[copy + 1]}, {to, want}, stored, converted, compute);
             }
             if (report) report->bytes_read += reader.bytes_read();
@@ -274,6 +294,8 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             }
         }
     }
+    if (report && starts_momentum)
+        report->notes.push_back("it is AdamW's: the momentum of Muon's matrices starts at zero");
     ShareGather(zero).run();
     zero.optimizer.publish();
     compute.synchronize();

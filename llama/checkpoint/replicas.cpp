@@ -9,26 +9,6 @@ namespace rz {
 
 static constexpr int64_t kCompared = int64_t(4) << 20;  // elements
 
-static const char* name_of(StatePart part) {
-    switch (part) {
-        case StatePart::model:
-            return "the parameters";
-        case StatePart::master:
-            return "the master weights";
-        case StatePart::m:
-            return "AdamW's m";
-        case StatePart::v:
-            return "AdamW's v";
-        case StatePart::count_:
-            break;
-    }
-    fail("no such part of a state");
-}
-
-static DType type_of(const ZeroOptions& o, StatePart part) {
-    return part == StatePart::model ? o.param_dtype : part == StatePart::master ? o.master_dtype : o.adam_dtype;
-}
-
 // The axis on which the ranks stand that hold the same.
 static Axis axis_of_copies(const Zero& zero, StatePart part) {
     const int stage = zero.options.stage;
@@ -41,8 +21,8 @@ bool has_replicas(const Mesh& mesh, const Zero& zero) {
 
 // Calls visit(data on the device, elements, offset of the first in the local flat buffer) for what this rank holds.
 template <class Visit>
-static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
-    if (part == StatePart::model && zero.options.stage < 3) {
+static void visit_state(Zero& zero, const StateArray& array, const Visit& visit) {
+    if (array.part == StatePart::model && zero.options.stage < 3) {
         for (int u = 0; u < int(zero.ownership.units().size()); ++u) {
             const UnitLayout& unit = zero.ownership.units()[size_t(u)];
             zero.params.gather(u);
@@ -51,24 +31,19 @@ static void visit_state(Zero& zero, StatePart part, const Visit& visit) {
         }
         return;
     }
-    for (const OwnedRange& r : zero.optimizer.owned()) {
-        void* data = part == StatePart::model    ? r.param
-                     : part == StatePart::master ? r.master
-                     : part == StatePart::m      ? r.m
-                                                 : r.v;
-        visit(static_cast<char*>(data), r.elements.size(), r.local);
-    }
+    for (const OwnedRange& r : zero.optimizer.owned())
+        if (r.*array.where) visit(static_cast<char*>(r.*array.where), r.elements.size(), r.local);
 }
 
 // sum_hash of each tensor, as far as this rank holds it.
-static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& zero, StatePart part,
+static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& zero, const StateArray& array,
                                           const ParamTable& table) {
     constexpr int64_t kEach = int64_t(1) << 16;
-    const int64_t e = size_of(type_of(zero.options, part));
+    const int64_t e = size_of(array.dtype);
     Buffer staging;
     if (device.is_cuda()) staging = Buffer::host_for(device, kCompared * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
-    visit_state(zero, part, [&](const char* data, int64_t elements, int64_t offset) {
+    visit_state(zero, array, [&](const char* data, int64_t elements, int64_t offset) {
         table.for_each_run(offset, offset + elements, kCompared, [&](const TensorRun& run) {
             const char* here = data + (run.local - offset) * e;
             if (staging) compute.copy(staging.data(), here, run.count * e);
@@ -163,25 +138,22 @@ static std::string odd_holders(Process& process, const std::vector<uint64_t>& ow
 
 std::string compare_replicas(Process& process, const Mesh& mesh, Device device, Stream& compute, Zero& zero,
                              const ParamTable& table) {
-    const ZeroOptions& o = zero.options;
     const Grid& grid = mesh.grid();
     std::string text;
-    for (int p = 0; p < int(StatePart::count_); ++p) {
-        const StatePart part = StatePart(p);
-        const Axis axis = axis_of_copies(zero, part);
+    for (const StateArray& array : state_arrays(zero.options)) {
+        const Axis axis = axis_of_copies(zero, array.part);
         const bool of_tp = grid.size(Axis::tp) > 1;
-        if ((grid.size(axis) == 1 && !of_tp) || (part == StatePart::master && o.master_dtype == o.param_dtype))
-            continue;
-        const std::vector<uint64_t> own = hash_tensors(device, compute, zero, part, table);
+        if (grid.size(axis) == 1 && !of_tp) continue;
+        const std::vector<uint64_t> own = hash_tensors(device, compute, zero, array, table);
         const char* kWrong = "of these ranks are not those that the others hold";
         if (of_tp)
             if (const std::string odd = odd_holders(process, own, grid, axis == Axis::replicate, table); !odd.empty())
-                text += format("%s%s %s: %s", text.empty() ? "" : "; ", name_of(part), kWrong, odd.c_str());
+                text += format("%s%s %s: %s", text.empty() ? "" : "; ", array.words, kWrong, odd.c_str());
         if (grid.size(axis) == 1) continue;
         const std::vector<uint64_t> all = process.all_gather(sum_hash(own.data(), 0, int64_t(own.size()), 8));
         const std::string ranks = odd_ranks(all, grid, axis);
         if (ranks.empty()) continue;
-        text += format("%s%s %s: %s, in %s", text.empty() ? "" : "; ", name_of(part), kWrong, ranks.c_str(),
+        text += format("%s%s %s: %s, in %s", text.empty() ? "" : "; ", array.words, kWrong, ranks.c_str(),
                        odd_tensors(process, own, grid, axis, table).c_str());
     }
     return text;
@@ -189,7 +161,8 @@ std::string compare_replicas(Process& process, const Mesh& mesh, Device device, 
 
 void damage_state(Stream& compute, Zero& zero, StatePart part, bool nan) {
     char* last = nullptr;
-    visit_state(zero, part, [&](char* data, int64_t, int64_t) { last = data; });
+    for (const StateArray& array : state_arrays(zero.options))
+        if (array.part == part) visit_state(zero, array, [&](char* data, int64_t, int64_t) { last = data; });
     uint32_t word = 0;
     compute.copy(&word, last, 4);
     compute.synchronize();

@@ -312,20 +312,24 @@ void prepare_model_folder(const std::string& folder, const TokenizerFiles& token
     tokenizer.write_to(folder);
 }
 
-std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable& table, DType dtype,
-                                     int64_t shard_above) {
+std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable& table, DType dtype, int64_t shard_above,
+                                     const std::function<bool(const Tensor&)>& wanted) {
     const std::vector<TensorSpec> all = tensor_specs(table, dtype);
-    TensorFile one{.path = stem + ".safetensors", .tensors = int(all.size()), .layout = layout_safetensors(all)};
+    const auto file_of = [&](std::string path, int first, int end) {
+        TensorFile file{std::move(path)};
+        std::vector<TensorSpec> specs;
+        for (int t = first; t < end; ++t)
+            if (wanted(table.tensors()[size_t(t)])) file.tensors.push_back(t), specs.push_back(all[size_t(t)]);
+        file.layout = layout_safetensors(specs);
+        return file;
+    };
+    TensorFile one = file_of(stem + ".safetensors", 0, int(all.size()));
     if (shard_above == 0 || one.layout.file_size <= shard_above || table.units().size() == 1) return {std::move(one)};
     std::vector<TensorFile> files;
-    for (const Unit& u : table.units()) {
-        const auto begin = all.begin() + u.first_tensor;
+    for (const Unit& u : table.units())
         files.push_back(
-            {.path = format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), files.size() + 1, table.units().size()),
-             .first = u.first_tensor,
-             .tensors = u.tensors,
-             .layout = layout_safetensors({begin, begin + u.tensors})});
-    }
+            file_of(format("%s-%05zu-of-%05zu.safetensors", stem.c_str(), files.size() + 1, table.units().size()),
+                    u.first_tensor, u.first_tensor + u.tensors));
     return files;
 }
 
@@ -333,9 +337,9 @@ std::string weight_index(const std::vector<TensorFile>& files, const ParamTable&
     int64_t bytes = 0;
     OrderedJson map = OrderedJson::object();
     for (const TensorFile& f : files)
-        for (int i = 0; i < f.tensors; ++i) {
-            bytes += f.layout.sizes[size_t(i)];
-            map[table.tensors()[size_t(f.first + i)].name] = f.path;
+        for (size_t i = 0; i < f.tensors.size(); ++i) {
+            bytes += f.layout.sizes[i];
+            map[table.tensors()[size_t(f.tensors[i])].name] = f.path;
         }
     const OrderedJson index = {{"metadata", {{"total_size", bytes}}}, {"weight_map", map}};
     return index.dump(2) + "\n";
@@ -353,14 +357,14 @@ void save_model(const std::string& folder, const ModelConfig& config, const Para
     const std::vector<TensorSpec> specs = tensor_specs(table, dtype);
     const std::vector<TensorFile> files = tensor_files("model", table, dtype, shard_above);
     for (const TensorFile& file : files) {
-        const auto begin = specs.begin() + file.first;
-        SafetensorsWriter writer(folder + "/" + file.path, {begin, begin + file.tensors});
-        for (int i = 0; i < file.tensors; ++i) {
-            const Tensor& t = table.tensors()[size_t(file.first + i)];
+        const auto begin = specs.begin() + file.tensors.front();  // all of them are wanted
+        SafetensorsWriter writer(folder + "/" + file.path, {begin, begin + int64_t(file.tensors.size())});
+        for (size_t i = 0; i < file.tensors.size(); ++i) {
+            const Tensor& t = table.tensors()[size_t(file.tensors[i])];
             for (int64_t first = 0; first < t.size; first += kPiece) {
                 const int64_t count = std::min(kPiece, t.size - first);
                 source(t, first, count, piece.data());
-                writer.write(size_t(i), first * size_of(dtype), piece.data(), count * size_of(dtype));
+                writer.write(i, first * size_of(dtype), piece.data(), count * size_of(dtype));
             }
         }
         writer.commit();

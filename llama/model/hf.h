@@ -5,6 +5,8 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <algorithm>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <unordered_map>
@@ -125,17 +127,23 @@ void save_model(const std::string& folder, const ModelConfig&, const ParamTable&
 // The tensors of `table` as one safetensors file would hold them, in table order.
 std::vector<TensorSpec> tensor_specs(const ParamTable&, DType);
 
-// A file of tensors that follow each other in the table.
+// A file of tensors, by their numbers in the table, ascending.
 struct TensorFile {
     std::string path;
-    int first = 0, tensors = 0;
+    std::vector<int> tensors = {};
     SafetensorsLayout layout = {};
-    bool holds(int tensor) const { return tensor >= first && tensor < first + tensors; }
-    int64_t offset(int tensor) const { return layout.offsets[size_t(tensor - first)]; }
+    bool holds(int tensor) const { return std::binary_search(tensors.begin(), tensors.end(), tensor); }
+    size_t place(int tensor) const {  // among them
+        return size_t(std::lower_bound(tensors.begin(), tensors.end(), tensor) - tensors.begin());
+    }
+    int64_t offset(int tensor) const { return layout.offsets[place(tensor)]; }
 };
 // STEM.safetensors; where that would be larger than `shard_above` bytes (0: never), STEM-00001-of-00034.safetensors and
-// so on, one for each unit: ranks that write one file at once wait for each other on a cluster's file system.
-std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable&, DType, int64_t shard_above);
+// so on, one for each unit: ranks that write one file at once wait for each other on a cluster's file system. Only of
+// tensors that are `wanted`.
+std::vector<TensorFile> tensor_files(
+    const std::string& stem, const ParamTable&, DType, int64_t shard_above,
+    const std::function<bool(const Tensor&)>& wanted = [](const Tensor&) { return true; });
 // What transformers wants beside several files of weights, under this name.
 constexpr const char* kWeightIndex = "model.safetensors.index.json";
 std::string weight_index(const std::vector<TensorFile>&, const ParamTable&);

@@ -237,6 +237,19 @@ DecaySegments decay_segments(const ParamTable& table, bool embedding_decays, con
     return out;
 }
 
+std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table) {
+    std::vector<std::vector<MuonMatrix>> out(table.held_units().size());
+    size_t unit = 0;
+    for (const HeldPiece& p : table.held()) {
+        while (p.local >= table.held_units()[unit].offset + table.held_units()[unit].padded) ++unit;
+        const Tensor& t = table.tensors()[size_t(p.tensor)];
+        if (!table.is_block_matrix(t)) continue;
+        const int64_t begin = p.local - table.held_units()[unit].offset;
+        out[unit].push_back({{begin, begin + p.size()}, p.rows, p.cols, t.decay});
+    }
+    return out;
+}
+
 void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, Zero& zero,
                         const std::vector<MupFactors>& mup) {
     const DType dtype = zero.options.master_dtype;

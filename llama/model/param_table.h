@@ -107,6 +107,10 @@ class ParamTable {
 
     // nullptr if there is none of this name.
     const Tensor* find(std::string_view name) const;
+    // A matrix of a block: what Muon updates.
+    bool is_block_matrix(const Tensor& t) const {
+        return t.shape.size() == 2 && t.unit > 0 && t.unit + 1 < int(units_.size());
+    }
 
     const Tensor& embedding() const { return tensors_.front(); }
     const Tensor& block(int64_t layer, BlockTensor which) const;  // has() it

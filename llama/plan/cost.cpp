@@ -24,6 +24,7 @@
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
 #include "kernels/loss_scale.h"
+#include "kernels/muon.h"
 #include "kernels/qk_norm.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/runtime/host_streams.h"
@@ -134,6 +135,14 @@ OpWork work(const AdamW& a) {
         masters + 4 * size_of(a.adam_dtype) + size_of(a.grad_dtype) + size_of(a.param_dtype) * (masters ? 1 : 2);
     return bytes(n(a.n) * n(each), a.param_dtype);
 }
+OpWork work(const MuonMomentum& a) {
+    return bytes(n(a.n) * n(2 * size_of(a.m_dtype) + size_of(a.grad_dtype) + size_of(a.out_dtype)), a.grad_dtype);
+}
+OpWork work(const MuonNormalise& a) { return bytes(n(a.n) * n(2 * size_of(a.dtype)), a.dtype); }
+OpWork work(const MuonStep& a) {
+    const int64_t masters = a.master_dtype == a.param_dtype ? 0 : 2 * size_of(a.master_dtype);
+    return bytes(n(a.n) * n(masters + size_of(a.x_dtype) + size_of(a.param_dtype) * (masters ? 1 : 2)), a.param_dtype);
+}
 OpWork work(const SumSquares& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
 OpWork work(const ClipScale& a) { return bytes(n(a.count) * (a.order ? 12 : 8)); }
 OpWork work(const BiasCorrection&) { return bytes(0); }
@@ -203,8 +212,8 @@ bool find_work(const OpCall& op, OpWork& found) {
                    VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm,
                    Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales, SumF32,
                    EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum, Cast,
-                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics>(op,
-                                                                                                                found);
+                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics,
+                   MuonMomentum, MuonNormalise, MuonStep>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

@@ -128,6 +128,11 @@ static ZeroOptions with_fp8(ZeroOptions zero, const CoreOptions& o, const ModelC
     return zero;
 }
 
+static ZeroOptions with_muon(ZeroOptions zero, const ParamTable& table) {
+    if (zero.muon.on) zero.muon.matrices = muon_matrices(table);
+    return zero;
+}
+
 TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& m, CommMeter* meter)
     : config(c),
       options(std::move(o)),
@@ -140,7 +145,8 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table),
            decay_segments(table, options.decay_embeddings, mup_table(options.mup, config, table)),
-           with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
+           with_muon(with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
+                     table),
            options.adamw, mesh, meter),
       units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table), copies(plan, mesh).units,
             copies(plan, mesh).peer),

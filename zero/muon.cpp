@@ -1,0 +1,196 @@
+#include "zero/muon.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "kernels/gemm/newton_schulz.h"
+#include "kernels/muon.h"
+
+namespace rz {
+
+Muon::Muon(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams)
+    : ownership_(ownership),
+      options_(options),
+      streams_(streams),
+      ranks_(ownership.sharing().cut.size),
+      rank_(ownership.sharing().cut.rank),
+      element_(size_of(options.muon.dtype)) {
+    const auto& by_unit = options.muon.matrices;
+    require(by_unit.size() == ownership.units().size(), "matrices of %zu units for a rank that holds %zu",
+            by_unit.size(), ownership.units().size());
+    for (size_t u = 0; u < by_unit.size(); ++u)
+        for (const MuonMatrix& m : by_unit[u]) {
+            require(m.rows * m.cols == m.elements.size() && m.elements.end <= ownership.unit(int(u)).size,
+                    "unit %s: a matrix of %lld x %lld at [%lld, %lld)", ownership.unit(int(u)).name.c_str(),
+                    (long long)m.rows, (long long)m.cols, (long long)m.elements.begin, (long long)m.elements.end);
+            matrices_.push_back({m, int(u)});
+        }
+    choose_rounds();
+    choose_owners();
+    reserve();
+}
+
+Muon::~Muon() { streams_.drain(); }
+
+// Twice as many matrices as ranks, so that a round has work for all of them.
+void Muon::choose_rounds() {
+    const int64_t wanted = ranks_ == 1 ? 1 : 2 * ranks_;
+    int64_t here = wanted;
+    for (size_t u = 0; u < options_.muon.matrices.size(); ++u) {
+        if (here >= wanted) rounds_.push_back(int(u)), here = 0;
+        here += int64_t(options_.muon.matrices[u].size());
+    }
+}
+
+// The most work first, to the rank that has the least: of the round, then of all.
+void Muon::choose_owners() {
+    std::vector<double> all(size_t(ranks_), 0);
+    const auto flops = [](const Matrix* m) { return newton_schulz_flops(m->rows, m->cols, 1); };
+    for (int r = 0; r < rounds(); ++r) {
+        std::vector<Matrix*> here;
+        for (Matrix& m : matrices_)
+            if (m.unit >= first_unit(r) && m.unit < end_unit(r)) here.push_back(&m);
+        std::stable_sort(here.begin(), here.end(), [&](Matrix* a, Matrix* b) { return flops(a) > flops(b); });
+        std::vector<double> round(size_t(ranks_), 0);
+        for (Matrix* m : here) {
+            size_t least = 0;
+            for (size_t k = 1; k < round.size(); ++k)
+                if (std::pair(round[k], all[k]) < std::pair(round[least], all[least])) least = k;
+            m->owner = int(least);
+            round[least] += flops(m), all[least] += flops(m);
+        }
+    }
+}
+
+void Muon::reserve() {
+    int64_t parts = 0, whole = 0, work = 0;
+    for (int r = 0; r < rounds(); ++r) {
+        int64_t own = 0, owned = 0;
+        for (Matrix& m : matrices_) {
+            if (m.unit < first_unit(r) || m.unit >= end_unit(r)) continue;
+            m.own_at = own;
+            own += round_up(part(rank_, m).size() * element_, int64_t(256));
+            if (m.owner != rank_) continue;
+            m.at = owned;
+            owned += round_up(m.elements.size() * element_, int64_t(256));
+            work = std::max(work, newton_schulz_bytes(m.rows, m.cols, options_.muon.dtype));
+        }
+        parts = std::max(parts, own), whole = std::max(whole, owned);
+    }
+    const auto take = [&](int64_t bytes, const char* name) {
+        return Buffer(streams_.device, bytes, MemKind::workspace, name);
+    };
+    for (int i = 0; i < slots(); ++i) parts_[size_t(i)] = take(parts, "Muon: sums and results");
+    for (Buffer& b : whole_)
+        if (has_whole()) b = take(whole, "Muon: whole matrices");
+    work_ = take(work, "Muon: Newton-Schulz");
+}
+
+// The part of a matrix that lies in a rank's slice, within the unit.
+ElementRange Muon::part(int rank, const Matrix& m) const {
+    if (!ownership_.sharing().sliced) return m.elements;
+    const std::vector<int64_t>& cuts = ownership_.slices(m.unit);
+    const int64_t begin = std::max(m.elements.begin, cuts[size_t(rank)]);
+    return {begin, std::max(begin, std::min(m.elements.end, cuts[size_t(rank) + 1]))};
+}
+
+// From the slices to the owners, or back.
+Event Muon::exchange(int round, bool back) {
+    Stream& comm = streams_.comm();
+    comm.wait(streams_.compute.record());
+    std::vector<Message> messages;
+    int64_t bytes = 0;
+    for (const Matrix& m : matrices_) {
+        if (m.unit < first_unit(round) || m.unit >= end_unit(round)) continue;
+        bytes += m.elements.size() * element_;
+        const ElementRange own = part(rank_, m);
+        if (m.owner != rank_) {
+            messages.push_back({own_part(round, m), own.size() * element_, m.owner, !back});
+            continue;
+        }
+        for (int peer = 0; peer < ranks_; ++peer) {
+            const ElementRange there = part(peer, m);
+            char* place = whole(round, m) + (there.begin - m.elements.begin) * element_;
+            if (peer != rank_)
+                messages.push_back({place, there.size() * element_, peer, back});
+            else if (char* mine = own_part(round, m); mine != place)
+                comm.copy(back ? mine : place, back ? place : mine, own.size() * element_);
+        }
+    }
+    const Sharing& sharing = ownership_.sharing();
+    Collectives& group = sharing.sliced ? streams_.mesh.shard() : streams_.mesh.data();
+    group.exchange(comm, back ? "muon results" : "muon sums", messages, bytes);
+    return comm.record();
+}
+
+void Muon::send(int round, const std::vector<OwnedRange>& owned, const float* grad_scale, int64_t step) {
+    for (const OwnedRange& r : owned) {
+        if (r.matrix < 0 || r.unit < first_unit(round) || r.unit >= end_unit(round)) continue;
+        muon_momentum(streams_.compute, {.out = own_part(round, matrices_[size_t(r.matrix)]),
+                                         .m = r.m,
+                                         .grad = r.grad,
+                                         .grad_scale = grad_scale,
+                                         .n = r.elements.size(),
+                                         .first = r.logical,
+                                         .momentum = options_.muon.momentum,
+                                         .step = step,
+                                         .seed = options_.rounding_seed,
+                                         .out_dtype = options_.muon.dtype,
+                                         .grad_dtype = options_.grad_dtype,
+                                         .m_dtype = options_.adam_dtype});
+    }
+    if (has_whole()) arrived_[size_t(round % 2)] = exchange(round, /*back=*/false);
+}
+
+void Muon::orthogonalise(int round) {
+    streams_.compute_waits(std::exchange(arrived_[size_t(round % 2)], Event()));
+    const MuonOptions& o = options_.muon;
+    for (const Matrix& m : matrices_) {
+        if (m.owner != rank_ || m.unit < first_unit(round) || m.unit >= end_unit(round)) continue;
+        newton_schulz(streams_.compute,
+                      {.x = whole(round, m),
+                       .rows = m.rows,
+                       .cols = m.cols,
+                       .dtype = o.dtype,
+                       .steps = o.polar_express ? polar_express_steps(o.steps) : jordan_steps(o.steps),
+                       .margin = o.polar_express ? kPolarExpressMargin : 1.0f,
+                       .work = work_.data()});
+    }
+    if (ranks_ > 1) returned_[size_t(round % slots())] = exchange(round, /*back=*/true);
+}
+
+void Muon::wait(int round) { streams_.compute_waits(std::exchange(returned_[size_t(round % slots())], Event())); }
+
+static double scale_of(MuonScale scale, double rows, double cols) {
+    switch (scale) {
+        case MuonScale::match_rms_adamw:
+            return 0.2 * std::sqrt(std::max(rows, cols));
+        case MuonScale::original:
+            return std::sqrt(std::max(1.0, rows / cols));
+        case MuonScale::spectral_unclamped:
+            return std::sqrt(rows / cols);
+    }
+    __builtin_unreachable();
+}
+
+void Muon::step(int round, const OwnedRange& r, int64_t by, const float* grad_scale, float learning_rate,
+                float weight_decay, int64_t step) {
+    const Matrix& m = matrices_[size_t(r.matrix)];
+    const double rate = double(learning_rate) * double(options_.muon.rate);
+    muon_step(streams_.compute, {.param = r.param,
+                                 .master = r.master,
+                                 .x = own_part(round, m) + by * element_,
+                                 .grad_scale = grad_scale,
+                                 .n = r.elements.size(),
+                                 .first = r.logical,
+                                 .keep = float(1 - (m.decays ? rate * double(weight_decay) : 0)),
+                                 .rate = float(rate * scale_of(options_.muon.scale, double(m.rows), double(m.cols))),
+                                 .step = step,
+                                 .seed = options_.rounding_seed,
+                                 .param_dtype = options_.param_dtype,
+                                 .x_dtype = options_.muon.dtype,
+                                 .master_dtype = options_.master_dtype});
+}
+
+}  // namespace rz

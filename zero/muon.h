@@ -1,0 +1,82 @@
+#pragma once
+// Muon's half of an update: who orthogonalises which matrix, and how sums and results travel. Slices cut matrices, and
+// Newton-Schulz needs a whole one, so each matrix has one owner among the ranks that a unit is cut for:
+//
+//   send(round)            momentum on slices; Nesterov's sums go to the matrices' owners     compute, then comm
+//   orthogonalise(round)   the owner's products; the result goes to whoever owns a part      compute, then comm
+//   wait(round), step()    slices move by their part of the result                           compute
+//
+// A round is a run of units with matrices enough for all ranks. The rounds overlap: while one is orthogonalised, the
+// next one's sums and the last one's results travel. Where the state is whole on every rank (stage 0) nothing goes to
+// the owner, which sends what it made to all.
+//
+// Sums and results travel in the type of the products: bf16, or fp32 where these are. Padding is in no matrix. A
+// matrix's bits depend on its gradient alone: not on the slices, nor on who owns it.
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "comm/transport.h"
+#include "zero/state.h"
+#include "zero/streams.h"
+
+namespace rz {
+
+class Muon {
+   public:
+    // `ownership` and `options` outlive this.
+    Muon(const Ownership& ownership, const ZeroOptions& options, ZeroStreams streams);
+    ~Muon();
+
+    // All units have their matrices in one row.
+    struct Matrix : MuonMatrix {
+        int unit = 0, owner = 0;  // a rank of those that the unit is cut for
+        int64_t at = 0;           // where it lies among the owner's of a round, in bytes
+        int64_t own_at = 0;       // where this rank's part lies among those of a round, in bytes
+    };
+    const std::vector<Matrix>& matrices() const { return matrices_; }
+
+    int rounds() const { return int(rounds_.size()); }
+    int first_unit(int round) const { return rounds_[size_t(round)]; }
+    int end_unit(int round) const {
+        return round + 1 < rounds() ? rounds_[size_t(round) + 1] : int(ownership_.units().size());
+    }
+    bool exchanges() const { return ranks_ > 1; }
+
+    // `owned`: all runs of this rank.
+    void send(int round, const std::vector<OwnedRange>& owned, const float* grad_scale, int64_t step);
+    void orthogonalise(int round);
+    void wait(int round);
+    // A part of a matrix, where wait() has passed; `by`: elements from the beginning of this rank's part on.
+    void step(int round, const OwnedRange& part, int64_t by, const float* grad_scale, float learning_rate,
+              float weight_decay, int64_t step);
+
+   private:
+    void choose_rounds();
+    void choose_owners();
+    void reserve();
+    Event exchange(int round, bool back);
+    ElementRange part(int rank, const Matrix& m) const;
+    bool has_whole() const { return ownership_.sharing().sliced && ranks_ > 1; }  // in memory of its own
+    int slots() const { return ranks_ > 1 ? 3 : 1; }
+    char* own_part(int round, const Matrix& m) { return parts_[size_t(round % slots())].bytes_at(m.own_at); }
+    char* whole(int round, const Matrix& m) {
+        return has_whole() ? whole_[size_t(round % 2)].bytes_at(m.at) : own_part(round, m);
+    }
+
+    const Ownership& ownership_;
+    const ZeroOptions& options_;
+    ZeroStreams streams_;
+    int ranks_, rank_;
+    int64_t element_;  // bytes
+    std::vector<Matrix> matrices_;
+    std::vector<int> rounds_;        // the first unit of each
+    std::array<Buffer, 3> parts_;    // of this rank's slices, by round
+    std::array<Event, 3> returned_;  // the results are there
+    std::array<Buffer, 2> whole_;    // the matrices that this rank owns
+    std::array<Event, 2> arrived_;   // the sums are there
+    Buffer work_;
+};
+
+}  // namespace rz

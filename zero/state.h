@@ -1,0 +1,64 @@
+#pragma once
+// The state of the parameters that a rank owns: runs of them, and the arrays of each run, one row of state_arrays() an
+// array. Checkpoints, replicas, offload and the optimizer walk that list; a run without an array has nullptr there.
+
+#include <vector>
+
+#include "zero/ownership.h"
+#include "zero/zero_options.h"
+
+namespace rz {
+
+// One run of parameters that this rank keeps the optimizer state of: AdamW's, or a part of one of Muon's matrices. What
+// is offloaded lies on the host.
+struct OwnedRange : OwnedSlice {
+    void* param = nullptr;   // param_dtype
+    void* master = nullptr;  // master_dtype; == param where the two have the same dtype
+    void* m = nullptr;       // adam_dtype
+    void* v = nullptr;       // adam_dtype; nullptr: of a matrix
+    void* grad = nullptr;    // grad_dtype: the reduced gradient, once gradient_norm() has waited for it
+    int matrix = -1;         // of Muon's, counted over all units (zero/muon.h)
+};
+
+enum class StatePart : int { model, master, m, v, count_ };
+
+struct StateArray {
+    StatePart part;
+    const char* stem;   // of its file in a checkpoint
+    const char* words;  // for people
+    void* OwnedRange::*where;
+    DType dtype;
+    bool of_matrices;  // whether Muon's matrices have it
+};
+
+constexpr const char* stem_of(StatePart part) {
+    constexpr const char* kStems[] = {"model", "optimizer/master", "optimizer/m", "optimizer/v"};
+    return kStems[size_t(part)];
+}
+
+// In the order of StatePart; without masters where these are the parameters.
+inline std::vector<StateArray> state_arrays(const ZeroOptions& o) {
+    using enum StatePart;
+    std::vector<StateArray> out = {{model, stem_of(model), "the parameters", &OwnedRange::param, o.param_dtype, true}};
+    if (o.master_dtype != o.param_dtype)
+        out.push_back({master, stem_of(master), "the master weights", &OwnedRange::master, o.master_dtype, true});
+    out.push_back({m, stem_of(m), "AdamW's m", &OwnedRange::m, o.adam_dtype, true});
+    out.push_back({v, stem_of(v), "AdamW's v", &OwnedRange::v, o.adam_dtype, false});
+    return out;
+}
+
+// `count` elements of a run, `by` further on, in every array that it has.
+inline OwnedRange part_of(const OwnedRange& r, int64_t by, int64_t count, const ZeroOptions& o) {
+    const auto move = [by](void* p, DType d) -> void* { return p ? static_cast<char*>(p) + by * size_of(d) : nullptr; };
+    OwnedRange out = r;
+    out.elements = {r.elements.begin + by, r.elements.begin + by + count};
+    out.local += by, out.logical += by, out.packed += by;
+    out.param = move(r.param, o.param_dtype);
+    out.master = move(r.master, o.master_dtype);
+    out.m = move(r.m, o.adam_dtype);
+    out.v = move(r.v, o.adam_dtype);
+    out.grad = move(r.grad, o.grad_dtype);
+    return out;
+}
+
+}  // namespace rz
