@@ -26,6 +26,11 @@ int main(int argc, char** argv) {
                                            .grad_dtype = t};
                       return [a](Stream& s) { muon_momentum(s, a); };
                   });
+        b.measure({"normalise", size, double(2 * n * size_of(x)), 0, 0, true}, [&](bench::Memory& m) {
+            const MuonNormalise a{
+                .x = m.random(n, x, 6, 1, "normalised"), .norm = m.values<float>({1.0f}), .n = n, .dtype = x};
+            return [a](Stream& s) { muon_normalise(s, a); };
+        });
         b.measure({"Newton-Schulz, 5 steps", size, 0, newton_schulz_flops(rows, cols, 5), 1.0 / 16, n <= (1 << 20)},
                   [&](bench::Memory& m) {
                       const NewtonSchulz a{

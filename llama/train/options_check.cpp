@@ -104,6 +104,14 @@ static void check_start_and_batch(const TrainOptions& o) {
         "--batch-ramp saves a checkpoint where the batch grows, in --out, which is not given: name a folder");
 }
 
+static void check_muon(const TrainOptions& o) {
+    for (const char* flag :
+         {"muon-lr", "muon-momentum", "muon-scale", "muon-ns-steps", "muon-coefficients", "muon-dtype", "muon-blocks"})
+        require_request(!o.given.count(flag) || o.optimizer == Optimizer::muon || o.resume.asked(),
+                        "--%s is about Muon, and --optimizer is adamw\n  nearest: --optimizer muon, or leave it out",
+                        flag);
+}
+
 // Refuses flags on this command line that contradict each other, or that would have no effect.
 void check_given(const TrainOptions& o) {
     require_request(!o.given.count("preset") || o.init_from.empty(),
@@ -132,6 +140,7 @@ void check_given(const TrainOptions& o) {
     require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
                     "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW",
                     (long long)o.branch);
+    check_muon(o);
     require_request(!o.raw16 || o.data.empty(),
                     "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require_request(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),

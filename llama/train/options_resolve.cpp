@@ -138,6 +138,30 @@ LossScaling TrainOptions::loss_scaling() const {
     return l;
 }
 
+MuonOptions TrainOptions::muon() const {
+    if (optimizer == Optimizer::adamw) return {};
+    require_request(
+        !mup.on(),
+        "--optimizer muon with --mup-base-width %lld, whose rates are Adam's\n  nearest: --optimizer adamw, "
+        "or leave out muP",
+        (long long)mup.base_width);
+    require_request(tp == 1 || muon_blocks == MuonBlocks::tp,
+                    "--optimizer muon with --tp %lld: no rank has a whole matrix\n  nearest: --muon-blocks tp, which "
+                    "orthogonalises each rank's part, or --tp 1",
+                    (long long)tp);
+    require_request(offload_optimizer == OffloadOptimizer::none || offload_optimizer == OffloadOptimizer::zero_copy,
+                    "--optimizer muon with --offload-optimizer %s: matrices are orthogonalised on the GPU, whole\n  "
+                    "nearest: --offload-optimizer zero-copy",
+                    name_of(offload_optimizer));
+    return {.on = true,
+            .momentum = float(muon_momentum),
+            .rate = muon_lr > 0 && lr > 0 ? float(muon_lr / lr) : 1.0f,
+            .scale = muon_scale,
+            .steps = int(muon_ns_steps),
+            .polar_express = muon_coefficients == MuonCoefficients::polar_express,
+            .dtype = muon_dtype};
+}
+
 BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
     return {.parameter = size_of(o.dtype),
             .gradient = size_of(o.gradient_dtype()),

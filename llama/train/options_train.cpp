@@ -263,7 +263,10 @@ static void add_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
 }
 
 static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
-    OptionGroup adam(rows, "Optimizer (AdamW; decay on matrices only)", "optimizer", "optimizer");
+    OptionGroup adam(rows, "Optimizer (decay on matrices only)", "optimizer", "optimizer");
+    adam.choice("--optimizer", Keeps::always, o.optimizer,
+                "Optimizer. muon: of the blocks' matrices, beside AdamW for embedding, head and vectors.")
+        .basic();
     adam.real("--lr", Keeps::always, o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.")
         .basic();
     adam.choice(
@@ -299,6 +302,18 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--layers of that model: each branch adds so much less in a deeper one (CompleteP, Dey et al. 2025). 0: no.");
     adam.whole("--mup-base-head-dim", Keeps::always, o.mup.base_head_dim, 0, 1 << 16,
                "--head-dim of that model. 0: this model's.");
+    adam.real("--muon-lr", Keeps::always, o.muon_lr, 0, 1e3,
+              "Peak learning rate of Muon's matrices, on --lr's schedule. 0: --lr.");
+    adam.real("--muon-momentum", Keeps::always, o.muon_momentum, 0, 0.999999, "Decay of Muon's momentum.");
+    adam.choice("--muon-scale", Keeps::always, o.muon_scale,
+                "Factor of a step of Muon for A x B weights: 0.2 sqrt(max(A, B)), sqrt(max(1, A / B)) or sqrt(A / B).");
+    adam.whole("--muon-ns-steps", Keeps::always, o.muon_ns_steps, 1, 100, "Number of Newton-Schulz steps.");
+    adam.choice("--muon-coefficients", Keeps::always, o.muon_coefficients,
+                "Coefficients of the Newton-Schulz steps. polar-express: other ones in each step (Amsel et al. 2025).");
+    adam.choice("--muon-dtype", Keeps::always, o.muon_dtype,
+                "Data type of the Newton-Schulz steps, and of what ranks send each other for them.", kFloats);
+    adam.choice("--muon-blocks", Keeps::always, o.muon_blocks,
+                "What is orthogonalised. tp: each rank's part of a matrix that --tp has cut; the results are others.");
     adam.seed("--seed", Keeps::always, o.seed, "Seed of the initial weights, the data order and the samples.").basic();
 }
 

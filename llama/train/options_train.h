@@ -43,6 +43,21 @@ struct ResumeFrom {
 };
 ResumeFrom parse_resume(const std::string& text);
 
+enum class Optimizer { adamw, muon };  // muon: of the blocks' matrices; AdamW of all else
+template <>
+inline constexpr auto kNames<Optimizer> = std::to_array<Named<Optimizer>>({{Optimizer::adamw, "adamw"},
+                                                                           {Optimizer::muon, "muon"}});
+
+enum class MuonCoefficients { jordan, polar_express };
+template <>
+inline constexpr auto kNames<MuonCoefficients> = std::to_array<Named<MuonCoefficients>>(
+    {{MuonCoefficients::jordan, "jordan"}, {MuonCoefficients::polar_express, "polar-express"}});
+
+enum class MuonBlocks { whole, tp };  // what is orthogonalised: whole matrices, or the part that each rank of tp has
+template <>
+inline constexpr auto kNames<MuonBlocks> = std::to_array<Named<MuonBlocks>>({{MuonBlocks::whole, "whole"},
+                                                                             {MuonBlocks::tp, "tp"}});
+
 struct TrainOptions {
     // How the run was asked for: every argument, the flags given there or in a --config file, and the value of every
     // flag that a resumed run takes from its checkpoint unless it is given again.
@@ -93,6 +108,14 @@ struct TrainOptions {
     int64_t warmup = -1;            // < 0: a tenth of the steps, at most 2000
     Decay decay = Decay::cosine;
     int64_t cooldown = -1;  // wsd; < 0: a fifth of the steps
+    Optimizer optimizer = Optimizer::adamw;
+    double muon_lr = 0;  // 0: lr
+    double muon_momentum = 0.95;
+    MuonScale muon_scale = MuonScale::match_rms_adamw;
+    int64_t muon_ns_steps = 5;
+    MuonCoefficients muon_coefficients = MuonCoefficients::jordan;
+    DType muon_dtype = DType::bf16;
+    MuonBlocks muon_blocks = MuonBlocks::whole;
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     double z_loss = 0;
     bool decay_embeddings = true;
@@ -195,6 +218,7 @@ struct TrainOptions {
     bool accumulates_locally() const { return zero >= 2 && accumulate_locally.value_or(pp > 1); }
     DType gradient_dtype() const { return grad_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }
     LossScaling loss_scaling() const;
+    MuonOptions muon() const;  // refuses what --optimizer muon can not do
     DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
 };
 

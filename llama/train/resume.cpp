@@ -298,6 +298,10 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
         o.kept_flags["cooldown"] = std::to_string(o.cooldown);
         return continues(last);
     }
+    if (was.optimizer != o.optimizer) {  // Muon's momentum is zero: a new warm-up
+        if (o.rewarm == 0) o.rewarm = std::clamp<int64_t>(o.warmup, 1, o.steps - m.step);
+        return continues(0);
+    }
     if (m.step < before.steps && near(next, before.at(m.step + 1))) return now;  // as it was going to be anyway
     if (o.lr_continue || o.rewarm > 0) return continues(last);
     require_request(
@@ -343,6 +347,11 @@ std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest
     const bool gpu = o.device != DeviceChoice::cpu && cuda_device_count() > 0;
     std::vector<std::string> lines =
         adopt_flags(o, manifest.flags, {.same_ranks = manifest.ranks == ranks, .gpu = gpu});
+    const auto saved = manifest.flags.find("optimizer");
+    const bool of_muon = saved != manifest.flags.end() && saved->second == name_of(Optimizer::muon);
+    require_request(!of_muon || o.optimizer == Optimizer::muon,
+                    "--optimizer adamw: the checkpoint is of --optimizer muon, without AdamW's second moments of "
+                    "matrices\n  nearest: --optimizer muon, or --init-from with its weights");
     for (std::string& line : lines)
         if (line.rfind("--collectives ", 0) == 0)
             line += ": sums are rounded in another order, so bits differ from here on";

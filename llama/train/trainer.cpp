@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <thread>
 #include <tuple>
@@ -128,6 +127,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .wire_dtype = o.gradient_wire_dtype(),
                      .master_dtype = o.master_dtype,
                      .adam_dtype = o.adam_dtype,
+                     .muon = o.muon(),
                      .loss_scaling = o.loss_scaling(),
                      .offload_optimizer = o.offload_optimizer,
                      .offload_params = o.offload_params,
