@@ -26,7 +26,7 @@ RZ_HD Fp8Scale folded_scale(const FoldScales& a, int64_t i) {
         const uint32_t amax = a.parts[r * a.n + i].amax;
         if (amax > s.amax) s.amax = amax;
     }
-    s.inverse = 1 / fp8_scale(a.type == Fp8::e4m3 ? 448.0f : 57344.0f, s.amax);
+    s.inverse = fp8_inverse(fp8_scale(a.type == Fp8::e4m3 ? 448.0f : 57344.0f, s.amax));
     return s;
 }
 

@@ -77,4 +77,7 @@ constexpr float from_e8m0(uint8_t code) {
     return std::bit_cast<float>(code == 255 ? 0x7fc00000u : code == 0 ? 0x00400000u : uint32_t(code) << 23);
 }
 
+// 1 / scale. A NaN keeps its bits, which a GPU's division replaces.
+RZ_HD float fp8_inverse(float scale) { return scale == scale ? 1 / scale : scale; }
+
 }  // namespace rz

@@ -36,7 +36,7 @@ static void quantise_rows(const Quantise& a, float scale) {
 
 void quantise_cpu(const Quantise& a) {
     const float scale = fp8_scale(fp8_max(a.type), a.scale->amax);
-    a.scale->inverse = 1 / scale;
+    a.scale->inverse = fp8_inverse(scale);
     with_dtype(a.dtype, [&]<class T>() {
         if (a.type == Fp8::e4m3)
             quantise_rows<Fp8::e4m3, T>(a, scale);

@@ -39,7 +39,7 @@ __device__ __forceinline__ uint32_t four_codes(const float (&x)[4], float scale)
 template <Fp8 kType>
 __device__ __forceinline__ float take_scale(Fp8Scale* scale) {
     const float s = fp8_scale(fp8_max(kType), scale->amax);
-    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale->inverse = 1 / s;
+    if (blockIdx.x == 0 && blockIdx.y == 0 && threadIdx.x == 0) scale->inverse = fp8_inverse(s);
     return s;
 }
 

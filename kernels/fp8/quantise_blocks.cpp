@@ -18,7 +18,7 @@ static float quantise_tile(uint8_t* y, int64_t stride, const T* x, int64_t row, 
     for (int64_t i = 0; i < outer; ++i)
         for (int64_t k = 0; k < inner; ++k)
             y[i * stride + k] = to_fp8<Fp8::e4m3>(float(x[i * row + k * column]) * scale);
-    return 1 / scale;
+    return fp8_inverse(scale);
 }
 
 // One of the two outputs: a matrix (outer, inner) whose element (i, k) is x[i * row + k * column].

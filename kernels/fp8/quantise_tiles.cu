@@ -44,7 +44,7 @@ __device__ __forceinline__ float scale_line(const QuantiseBlocks& a, float* scal
     const bool rows = a.tiles == Fp8Tiles::rows;
     const float scale = fp8_block_scale(rows ? warp_max_bits(magnitude_bits(x)) : whole);
     if (threadIdx.x % 32 == 0 && (rows || i % kSide == 0))
-        scales[fp8_scale_at(a.tiles, outer, inner, i, k0 / kSide)] = 1 / scale;
+        scales[fp8_scale_at(a.tiles, outer, inner, i, k0 / kSide)] = fp8_inverse(scale);
     return scale;
 }
 

@@ -55,7 +55,7 @@ class Fp8GemmTest : public testing::TestWithParam<Case> {};
 TEST_P(Fp8GemmTest, MatchesCpu) {
     if (!device_has_products()) GTEST_SKIP() << "no CUDA device with fp8 products (8.9)";
     const Case c = GetParam();
-    compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), 8 * 4 * 0.75 * double(c.K) * 0x1p-24}}});
+    compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), fp8_sum_error(c.K, 4 * 0.75)}}});
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Fp8GemmTest,
@@ -77,7 +77,7 @@ TEST(Fp8Gemm, FastAccumulationLosesBitsAndIsOffUnlessAskedFor) {
         for (size_t i = 0; i < want.size(); ++i) most = std::max(most, std::abs(got[i] - want[i]));
         return most;
     };
-    EXPECT_LT(worst(false), 8 * 4 * 0.75 * 512 * 0x1p-24);
+    EXPECT_LT(worst(false), fp8_sum_error(c.K, 4 * 0.75));
     EXPECT_GT(worst(true), worst(false));
 }
 
@@ -92,7 +92,7 @@ TEST(Fp8Gemm, AlgorithmsAreMeasuredWrittenAndRead) {
         if (fast)  // whose sums are cut off
             run_on(Device{DeviceKind::cuda, 0, &context}, product(c, true));
         else
-            compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), 8 * 4 * 0.75 * double(c.K) * 0x1p-24}}}, &context);
+            compare_on_devices(product(c), {{"c", {ulp(c.c_dtype), fp8_sum_error(c.K, 4 * 0.75)}}}, &context);
         EXPECT_EQ(gemm_tuning(context).measured, measured);
         EXPECT_EQ(gemm_tuning(context).read, read);
     };

@@ -24,7 +24,8 @@ struct Case {
 class GemmTest : public testing::TestWithParam<Case> {};
 
 // A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a
-// random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C.
+// random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C; where 16 bits are added to,
+// cuBLASLt may round the product, half a sum of K products of about 1, before (seen on an H200).
 TEST_P(GemmTest, MatchesCpu) {
     const Case c = GetParam();
     const int64_t a_rows = c.trans_a ? c.K : c.M, a_columns = (c.trans_a ? c.M : c.K) + c.gap;
@@ -41,7 +42,8 @@ TEST_P(GemmTest, MatchesCpu) {
         if (c.gap > 0) g.lda = a_columns, g.ldb = b_columns, g.ldc = c.N + c.gap;
         gemm(run.stream(), g);
     };
-    compare_on_devices(op, {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24)}}});
+    const double twice = c.c_dtype != DType::f32 && c.beta != 0 ? 0.5 * 6 * std::sqrt(double(c.K)) * ulp(c.c_dtype) : 0;
+    compare_on_devices(op, {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24) + twice}}});
 }
 
 // With beta 0, what C held must not matter, even if it is NaN.
