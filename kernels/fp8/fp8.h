@@ -78,6 +78,6 @@ constexpr float from_e8m0(uint8_t code) {
 }
 
 // 1 / scale. A NaN keeps its bits, which a GPU's division replaces.
-RZ_HD float fp8_inverse(float scale) { return scale == scale ? 1 / scale : scale; }
+constexpr float fp8_inverse(float scale) { return scale == scale ? 1 / scale : scale; }
 
 }  // namespace rz
