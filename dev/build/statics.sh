@@ -32,6 +32,7 @@ rz::(anonymous namespace)::Nvml::here()::nvml    made once
 rz::gemm_library_cuda()::name                    made once
 rz::print_escaped()::                            output.cpp: a process has one standard output and one standard error
 rz::presets()::all                               made once
+rz::published()::all                             made once
 rz::ptx::tensor_map(                             made once
 rz::unicode::(anonymous namespace)::composed(    made once
 '

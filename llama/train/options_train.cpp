@@ -543,10 +543,9 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
     val.real("--stop-at-val-loss", Keeps::always, o.stop_at_val_loss, 0, 1e6,
              "Validation loss at or below which training ends as if it were the last step: time to a loss. 0: never.");
     val.count("--sample-every", Keeps::always, o.sample_every, 0, kBig,
-              "Number of validations between printed samples. 0: none.")
-        .basic();
+              "Number of validations between printed samples. 0: none.");
     val.whole("--sample-tokens", Keeps::always, o.sample_tokens, 1, 1 << 20, "Number of tokens in a sample.");
-    val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT").basic();
+    val.text("--prompt", Keeps::always, o.prompt, "Text that samples begin with.", "TEXT");
     val.count("--eval-every", Keeps::always, o.eval_every, 0, kBig,
               "Number of steps between evaluations on --eval-tasks. 0: none.");
     val.text("--eval-tasks", Keeps::always, o.eval_tasks, "Tasks, as for train_llama eval; windows are --seq-len long.",

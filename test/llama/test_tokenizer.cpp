@@ -273,9 +273,9 @@ TEST(Tokenizer, UnknownKindsAreRefusedByName) {
     refused(
         "gpt2",
         [](Json& j) {
-            j["normalizer"] = {{"type", "NFC"}};
+            j["normalizer"] = {{"type", "NFKC"}};
         },
-        R"(this normalizer is not supported: {"type":"NFC"})");
+        R"(this normalizer is not supported: {"type":"NFKC"})");
     refused(
         "llama2",
         [](Json& j) {
