@@ -37,7 +37,7 @@ std::vector<std::pair<std::string, std::string>> mlperf_settings(const Trainer& 
         {"gradient_accumulation_steps", std::to_string(t.core->options.micro_batches)},
         {"max_sequence_length", std::to_string(o.seq_len)},
         {"eval_samples", std::to_string(validated)},
-        {"opt_name", text("adamw")},
+        {"opt_name", text(name_of(o.optimizer))},
         {"opt_base_learning_rate", real(o.lr)},
         {"opt_end_learning_rate", real(o.min_lr)},
         {"opt_learning_rate_warmup_steps", std::to_string(o.warmup)},
