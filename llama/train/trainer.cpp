@@ -15,7 +15,6 @@
 #include "comm/wire_check.h"
 #include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
-#include "kernels/fp8/prepare_products.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/nvtx.h"
