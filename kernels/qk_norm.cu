@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(QkNormForward
 
 // A warp takes the heads of a run of consecutive rows: all of q's, then all of k's, and keeps each's sum of dw.
 template <class T, int kVec>
-__global__ void __launch_bounds__(kThreads) qk_norm_backward_kernel(QkNormBackward b, int parts) {
+__global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBackward b, int parts) {
     const QkNorm& a = b.norm;
     const int part = int(blockIdx.x) * kWarps + int(threadIdx.x / 32);
     if (part >= parts) return;
