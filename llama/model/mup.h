@@ -12,7 +12,7 @@
 //   q, attention scaled by 1 / head_dim  x sqrt(base head_dim / head_dim), both
 //   o, down, CompleteP (Dey et al. 2025): branches x base depth / layers, both; initial values as the base's layers ask
 //
-// Weight decay stays lr x decay for every tensor: decay grows where a rate falls.
+// A tensor's weight decay is divided by the factor of its rate: every tensor shrinks by lr x decay a step.
 
 #include "llama/model/param_table.h"
 
