@@ -46,7 +46,7 @@ class Rank {
                 }
                 if (here && u == kPlantedUnit) {
                     if (fault_ == "skip") continue;
-                    if (fault_ == "stop") raise(SIGSTOP);
+                    if (fault_ == "stop") stream().synchronize(), raise(SIGSTOP);  // what it issued before is done
                     if (fault_ == "compute")
                         stream().enqueue_host([] { std::this_thread::sleep_for(std::chrono::hours(1)); });
                 }
