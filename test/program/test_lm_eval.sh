@@ -29,6 +29,9 @@ drawn() {
 }
 check "six stored draws agree with float64 and the packages, and each of twelve faults planted in them is found" drawn
 
+formats() { "$python" dev/golden/precision_curves.py --self-test > "$work/log" 2>&1; }
+check "torch's fp8 casts, as precision_curves.py has them, are those of exact arithmetic; its statistic" formats
+
 golden=test/golden/eval
 python3 data_prep/prepare.py stdlib --max-bytes 400K --out "$work/data" > "$work/log" 2>&1
 "$program" --data "$work/data" --device cpu --preset bytes --dim 64 --layers 3 --heads 4 --kv-heads 2 --head-dim 16 --ffn 128 \
