@@ -3,6 +3,7 @@
 
     dev/golden/precision_curves.py --out runs/curves [--program ./train_llama] [--data data/stdlib] [--seeds 1,2,...,8]
     dev/golden/precision_curves.py --out runs/curves --report dev/results/precision-curves.md      of what has been run
+    dev/golden/precision_curves.py --out runs/curves --order      torch beside itself, with sums that are moved in their last places
     dev/golden/precision_curves.py --self-test
 
 A pair has one format and one seed: the same initial weights (train_llama's, as it exports them), the same batches in the same
@@ -41,7 +42,7 @@ import reference  # noqa: E402
 import student  # noqa: E402
 import whole_run  # noqa: E402
 
-BATCH, T, LR, VAL_TOKENS = 8, 64, 1e-3, 16384
+BATCH, T, VAL_TOKENS = 8, 64, 16384
 MODEL = "--preset bytes --dim 128 --layers 2 --heads 4 --kv-heads 2 --ffn 384"
 OURS = {
     "fp32": "--dtype fp32",
@@ -94,12 +95,16 @@ def operand(recipe, role, x):
 class Linear(torch.autograd.Function):
     """y = x w^T: x, y and their gradients in one type, w and its gradient in fp32."""
 
+    moved = 0.0  # --order: what sums in another order could do to y, relative to it
+
     @staticmethod
     def forward(ctx, x, w, recipe):
         rows, weight = x.flatten(0, -2).float(), w.to(x.dtype).float()
         ctx.save_for_backward(rows, weight)
         ctx.recipe = recipe
         y = operand(recipe, "x", rows) @ operand(recipe, "w", weight).T
+        if Linear.moved:
+            y = y * (1 + Linear.moved * torch.randn_like(y))
         return y.to(x.dtype).unflatten(0, x.shape[:-1])
 
     @staticmethod
@@ -159,7 +164,7 @@ def loss_of(p, c, recipe, rows):
     return F.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
 
 
-def theirs(o, recipe, seed):
+def theirs(o, recipe, seed, last=None):  # last: the step after which to stop
     import numpy
     from safetensors.torch import load_file
 
@@ -178,11 +183,11 @@ def theirs(o, recipe, seed):
 
     sample = whole_run.permutation((len(shard["train"]) - 1) // T, seed)
     groups = [{"params": [w for w in p.values() if (w.dim() > 1) == matrices], "weight_decay": 0.1 * matrices} for matrices in (True, False)]
-    adamw = torch.optim.AdamW(groups, lr=LR, betas=(0.9, 0.95), eps=1e-8)
+    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), eps=1e-8)
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=1000, enabled=recipe.startswith("fp16"))
-    rates = {"lr": LR, "min-lr": LR / 10, "warmup": o.steps // 10, "steps": o.steps, "lr-schedule": "cosine", "cooldown": 0}
+    rates = {"lr": o.lr, "min-lr": o.lr / 10, "warmup": o.steps // 10, "steps": o.steps, "lr-schedule": "cosine", "cooldown": 0}
     losses = []
-    for step in range(1, o.steps + 1):
+    for step in range(1, (last or o.steps) + 1):
         for group in adamw.param_groups:
             group["lr"] = reference.rate(rates, step)
         adamw.zero_grad()
@@ -193,6 +198,8 @@ def theirs(o, recipe, seed):
         scaler.step(adamw)
         scaler.update()
         losses.append(float(loss.detach()))
+    if last:
+        return losses
     with torch.no_grad():
         val = [float(loss_of(p, c, recipe, windows("val", range(i, i + BATCH)))) for i in range(0, VAL_TOKENS // T, BATCH)]
     skipped = round(16 - math.log2(scaler.get_scale())) if scaler.is_enabled() else 0
@@ -200,7 +207,7 @@ def theirs(o, recipe, seed):
 
 
 def run_ours(o, recipe, seed, folder, steps):
-    flags = f"{MODEL} {OURS[recipe]} --device cpu --threads 1 --batch {BATCH} --seq-len {T} --lr {LR} --warmup {o.steps // 10 if steps else 0} --steps {steps}"
+    flags = f"{MODEL} {OURS[recipe]} --device cpu --threads 1 --batch {BATCH} --seq-len {T} --lr {o.lr} --warmup {o.steps // 10 if steps else 0} --steps {steps}"
     flags += f" --val-tokens {VAL_TOKENS} --val-every 0 --save-every 0 --log-every 100 --quiet --overwrite --seed {seed}"
     subprocess.run([o.program, "--data", o.data, *flags.split(), "--out", folder], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
@@ -229,19 +236,31 @@ def journal(path):
 def run(o):
     path = f"{o.out}/journal.jsonl"
     done = journal(path)
-    if any(len(r["loss"]) != o.steps for r in done.values()):
-        sys.exit(f"{path} has runs of other lengths than --steps {o.steps}\n  give it another --out")
+    if any((len(r["loss"]), r["lr"]) != (o.steps, o.lr) for r in done.values()):
+        sys.exit(f"{path} has runs of another --steps or --lr\n  give this one another --out")
     seeds = list(map(int, o.seeds.split(",")))
     runs = [(side, r, s) for s in seeds for r in OURS for side in ("ours", "theirs")] + [("theirs", r, s) for r in OTHERS for s in seeds]
     for side, recipe, seed in runs:
-        if (side, recipe, seed) not in done:
+        if (side, recipe, seed) not in done and recipe in (o.format or [*OURS, *OTHERS]):
             begun = time.process_time() + os.times().children_user
-            row = {"side": side, "recipe": recipe, "seed": seed, "date": f"{datetime.date.today()}", **(ours if side == "ours" else theirs)(o, recipe, seed)}
+            row = {"side": side, "recipe": recipe, "seed": seed, "lr": o.lr, "date": f"{datetime.date.today()}", **(ours if side == "ours" else theirs)(o, recipe, seed)}
             row["loss"], row["val"] = [round(x, 6) for x in row["loss"]], round(row["val"], 6)
             row["core_seconds"] = round(time.process_time() + os.times().children_user - begun, 1)
             with open(path, "a", encoding="utf-8") as f:
                 f.write(json.dumps(row) + "\n")
             print(f"seed {seed}, {side}, {recipe}: {row['val']:.4f}, {row['core_seconds']} core seconds", flush=True)
+
+
+def order(o):
+    """PyTorch beside itself, the products of its forward passes moved: the gap of ten steps that no cast is to blame for."""
+    done = journal(f"{o.out}/journal.jsonl")
+    Linear.moved = 2.0**-21
+    for recipe in o.format or list(OURS)[1:]:
+        gaps = []
+        for seed in map(int, o.seeds.split(",")):
+            torch.manual_seed(seed)
+            gaps += [abs(x - y) for x, y in zip(theirs(o, recipe, seed, last=10), done["theirs", recipe, seed]["loss"])]
+        print(f"{recipe}: {1e6 * mean(gaps):.1f}", flush=True)
 
 
 # ---- the report --------------------------------------------------------------------------------------------------------
@@ -277,7 +296,7 @@ def table(done):
         cells = [their, str(len(pairs))]
         for of in (lambda r: r["val"], tail):
             gap, error, verdict = compare([of(a) - of(b) for a, b in pairs])
-            cells += [f"{mean(of(a) for a, _ in pairs):.5f}, {mean(of(b) for _, b in pairs):.5f}", f"{gap:+.5f}", f"{error:.5f}", verdict]
+            cells += [f"{mean(of(a) for a, _ in pairs):.4f}, {mean(of(b) for _, b in pairs):.4f}", f"{gap:+.6f}", f"{error:.6f}", verdict]
         lines.append("| " + " | ".join(cells) + " |")
     return lines
 
@@ -292,7 +311,7 @@ def early(done):
             pairs = pairs_of(done, our, their)
             gaps.append(mean(abs(x - y) for a, b in pairs for x, y in zip(a["loss"][:10], b["loss"][:10])) if pairs else math.inf)
         nearest += columns[gaps.index(min(gaps))] == our
-        lines.append(f"| {our} | " + " | ".join(f"**{g * 1e6:.0f}**" if g == min(gaps) else f"{g * 1e6:.0f}" for g in gaps) + " |")
+        lines.append(f"| {our} | " + " | ".join("-" if g == math.inf else f"**{g * 1e6:.1f}**" if g == min(gaps) else f"{g * 1e6:.1f}" for g in gaps) + " |")
     return lines, nearest
 
 
@@ -326,7 +345,7 @@ def draw(path, done, steps):
     def panel(n, recipe):
         left, top, pairs = 60 + n % 3 * 330, 64 + n // 3 * 300, pairs_of(done, recipe, recipe)
         most = max(1e-6, *(abs(m) + e for _, m, e in gaps[recipe]))  # a scale of its own
-        unit = 10 ** math.floor(math.log10(most))
+        unit = max(u for u in (n * 10.0**k for n in (1, 2, 5) for k in range(-8, 2)) if u <= most)
 
         def x(step):
             return left + 250 * step / steps
@@ -359,7 +378,8 @@ def draw(path, done, steps):
 
 def report(o, about):
     done = journal(f"{o.out}/journal.jsonl")
-    steps = len(next(iter(done.values()))["loss"])
+    first = next(iter(done.values()))
+    steps, lr = len(first["loss"]), first["lr"]
     rows, nearest = early(done)
     with open("/proc/cpuinfo", encoding="utf-8") as f:
         cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
@@ -368,11 +388,11 @@ def report(o, about):
     lines = [
         "# Loss curves of the number formats, beside PyTorch with the same casts",
         "",
-        f"    dev/golden/precision_curves.py --out runs/curves --steps {steps}",
+        f"    dev/golden/precision_curves.py --out runs/curves --steps {steps} --lr {lr:g}",
         "",
         f"{', '.join(sorted({r['date'] for r in done.values()}))}; {', '.join(sorted({r['by'] for r in done.values()}))}; {cpu}, one core of {os.cpu_count()} shared with other work, the CPU backend, no GPU; "
         f"{len(done)} runs, {seconds / 60:.0f} core minutes.",
-        f"`{MODEL}` ({BATCH * T} tokens a step, {steps} steps, peak rate {LR}), the source of Python's standard library as bytes, validation on {VAL_TOKENS} tokens.",
+        f"`{MODEL}` ({BATCH * T} tokens a step, {steps} steps, peak rate {lr:g}), the source of Python's standard library as bytes, validation on {VAL_TOKENS} tokens.",
         "Difference: the mean over the seeds of train_llama minus PyTorch, in pairs, in nats; 2 s.e.: twice the standard error of that mean.",
         "",
         *table(done),
@@ -465,16 +485,19 @@ def main():
     parser.add_argument("--data", default="data/stdlib", help="made by prepare.py stdlib")
     parser.add_argument("--out", default="runs/curves")
     parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8")
+    parser.add_argument("--format", action="append", choices=[*OURS, *OTHERS], help="this one only; again for more")
     parser.add_argument("--steps", type=int, default=80)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--report", help="run nothing, write this page and the picture beside it")
     parser.add_argument("--about", help="a file of Markdown to put below the tables")
+    parser.add_argument("--order", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     o = parser.parse_args()
     if o.self_test:
         return self_test()
     o.program, o.data = os.path.abspath(o.program), os.path.abspath(o.data)
     os.makedirs(o.out, exist_ok=True)
-    report(o, o.about) if o.report else run(o)
+    order(o) if o.order else report(o, o.about) if o.report else run(o)
     return 0
 
 

@@ -27,7 +27,7 @@ drawn() {
   "$python" dev/golden/oracle/oracle.py --self-test --program "$program" --logits "$tool" --tokens "$(dirname "$tool")/tokens" \
     > "$work/log" 2>&1
 }
-check "six stored draws agree with float64 and the packages, and each of twelve faults planted in them is found" drawn
+check "nine stored draws agree with float64 and the packages, and each of fifteen faults planted in them is found" drawn
 
 formats() { "$python" dev/golden/precision_curves.py --self-test > "$work/log" 2>&1; }
 check "torch's fp8 casts, as precision_curves.py has them, are those of exact arithmetic; its statistic" formats
