@@ -6,7 +6,7 @@
 A command is a comment line that begins with "N GPUs", "1 GPU", "N cores", "before" or "then". The program parses each with --print-config
 (on stand-in data of the right vocabulary), so a flag or a key that it does not know is an error. What is for GPUs goes through `train_llama plan`,
 which says the memory of the largest rank and whether it fits. Time is FLOPs at 40 % of 989 TFLOP/s per GPU, and has not been measured. Exit
-code 1 if a command is refused or does not fit.
+code 1 if a command is refused or does not fit. A recipe that a plan found names its own machine.
 """
 
 import argparse
@@ -136,8 +136,9 @@ def main():
             if not found and "quickstart" not in path:
                 print("  FAILED: no command")
                 failed += 1
+            own = re.search(r"^# +\./train_llama plan .*--gpu (\S+)", text, re.M)
             for who, ranks, words in found:
-                line, wrong = check(path, who, ranks, words, program, work, o.machine)
+                line, wrong = check(path, who, ranks, words, program, work, own[1] if own else o.machine)
                 print(f"  {line}" + (f"\n  FAILED: {' '.join(words)}: {wrong}" if wrong else ""))
                 passed, failed = passed + (not wrong), failed + bool(wrong)
     print(f"{passed} passed, {failed} failed")

@@ -1,6 +1,7 @@
 #include "llama/base/machine.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -158,6 +159,11 @@ std::vector<std::string> machine_folders() {
     return folders;
 }
 
+static std::string lower(std::string name) {
+    for (char& c : name) c = char(std::tolower(static_cast<unsigned char>(c)));
+    return name;
+}
+
 static std::vector<std::string> machine_files() {
     std::vector<std::string> files;
     std::set<std::string> names;
@@ -182,14 +188,14 @@ std::vector<std::string> machine_names() {
 Machine load_machine(const std::string& name) {
     if (name.find('/') != std::string::npos || is_file(name)) return read_machine(name);
     for (const std::string& file : machine_files())
-        if (fs::path(file).stem().string() == name) return read_machine(file);
+        if (lower(fs::path(file).stem().string()) == lower(name)) return read_machine(file);
     const std::vector<std::string> names = machine_names();
     std::string all;
     for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
     refuse(
         "there is no machine called %s\n  nearest: %s; there are: %s\n  or give the path of a TOML file like those of "
         "llama/configs/machines",
-        name.c_str(), nearest_name(name, names).c_str(), all.c_str());
+        name.c_str(), nearest_name(lower(name), names).c_str(), all.c_str());
 }
 
 std::optional<Machine> find_machine(const Device& device) {

@@ -47,14 +47,12 @@ struct Machine {
 
     int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
     int64_t host_memory_bytes() const { return int64_t(host_memory_gib * double(int64_t(1) << 30)); }
-    // FLOP/s that MFU is measured against; 0: unknown. fp8 has a peak of its own.
-    double peak_flops(DType dtype, bool fp8 = false) const {
-        return 1e12 * (fp8 && peak_fp8 > 0 ? peak_fp8 : dtype == DType::f32 ? peak_fp32 : peak_bf16);
-    }
+    // FLOP/s that MFU is measured against, whatever a run's types: dense bf16, as is published; 0: unknown.
+    double peak_flops() const { return 1e12 * peak_bf16; }
 };
 
-// A TOML file by its path, or a machine by the name of its file in one of machine_folders(). Throws with the nearest
-// name if there is none, and naming file and key if a value is wrong.
+// A TOML file by its path, or a machine by the name of its file in one of machine_folders(), in any case. Throws with
+// the nearest name if there is none, and naming file and key if a value is wrong.
 Machine load_machine(const std::string& name_or_file);
 // Where machines are looked for: $RINGZERO_MACHINES, beside the program's source, and where `make install` puts them.
 std::vector<std::string> machine_folders();

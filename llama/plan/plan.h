@@ -21,6 +21,7 @@ struct PlanCase {
     ModelConfig config;
     Machine machine;
     int ranks = 1;
+    std::string host_memory_by = {};  // what says how much memory a host has
 
     DeviceKind kind() const { return machine.cpu ? DeviceKind::cpu : DeviceKind::cuda; }
     int64_t ranks_on_node() const { return std::min<int64_t>(ranks, machine.ranks_per_node); }
@@ -68,27 +69,40 @@ double peak_flops(const PlanCase&);  // of a rank, that MFU is measured against;
 // Model FLOPs of all ranks over their peak (training_flops_per_token: causal attention counted, recomputation not).
 double mfu(const PlanCase&, const Plan&);
 
-// A change of flags.
+// Other flags for the same run.
 struct Change {
-    std::string text;  // "--zero 3 --recompute block"
+    std::string text;  // what differs: "--zero 3 --recompute block"
     PlanCase to;
     Plan plan;
+    std::vector<std::pair<std::string, std::string>> flags = {};  // that differ, and their values
+    bool same_numerics = true;                                    // numbers are kept and multiplied in the same types
+};
+Change changed(const PlanCase& from, const PlanCase& to, Plan);
+struct Changes {
+    std::optional<Change> same, other;  // numerics
 };
 
 // The largest --batch that fits with the same --batch-tokens (or, without it, the same number of micro-batches); none
 // if not even one sequence does.
 std::optional<Change> largest_batch(const PlanCase&);
-// For a run that does not fit: the change of fewest flags that does.
-std::optional<Change> nearest_fit(const PlanCase&);
+// For a run that does not fit: the change of fewest flags that does; the micro-batch is the first to change.
+Changes nearest_fit(const PlanCase&);
 
-// For a run that fits: the change of one flag that gives most tokens per second and fits, if it gives 1 % or more.
-std::optional<Change> fastest_change(const PlanCase&, const Plan&);
+// By less than that a prediction tells nothing.
+constexpr double kFaster = 1.01;
+// For a run that fits: the change of one flag that gives most tokens per second and fits.
+Changes fastest_change(const PlanCase&, const Plan&);
+// Changes one flag after the other, none that was given and none of the numerics, while that is faster.
+Change climbed(const PlanCase& from, Change);
+
+// Whether a rank has a part of the model or of the sequence.
+inline bool is_in_parts(const TrainOptions& o) { return o.tp > 1 || o.pp > 1 || o.cp > 1; }
 
 // Of what the flags that were not given can be (zero, shard size, recompute, micro-batch, Adam's type, collectives, tp,
-// pp and its schedule): those that fit, and that nothing beats in both speed and memory. The fastest first. `tried` and
-// `fit` count; `tell` hears of progress.
+// pp and its schedule): those that fit, and that nothing beats in both speed and memory; of equal ones those of fewer
+// flags. The fastest first; it is climbed(). `tried` and `fit` count; `tell` hears of progress.
 struct SearchResult {
-    std::vector<Change> front;
+    std::vector<Change> same, other;  // numerics; what is in `other` is not beaten by `same` either
     int64_t tried = 0, fit = 0;
 };
 SearchResult search(const PlanCase&, const std::function<void(int64_t done, int64_t of)>& tell);

@@ -1,9 +1,13 @@
 // What `train_llama plan` prints.
 
+#include <algorithm>
+#include <cstdint>
 #include <cstdio>
+#include <map>
 #include <string>
 
 #include "comm/exit_codes.h"
+#include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -12,6 +16,7 @@
 #include "llama/plan/plan.h"
 #include "llama/report/log.h"
 #include "llama/train/batches.h"
+#include "llama/train/run_config.h"
 
 namespace rz {
 
@@ -59,14 +64,17 @@ double share_of(const Plan& plan, const char* what) {
 
 double busy_share(const Plan& plan) { return share_of(plan, ""); }
 
+// One for every run of a machine, so that runs of different types compare.
+const char* peak_name(const PlanCase& c) { return c.options.peak_tflops > 0 ? "--peak-tflops" : "bf16, dense"; }
+
 void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     const double per_second = double(tokens_per_step(c)) / plan.step_seconds;
     const double peak = peak_flops(c);
     std::printf("time     %.4g s a step, %.0f tokens/s, %.0f for each rank: a prediction\n", plan.step_seconds,
                 per_second, per_second / c.ranks);
     if (peak > 0)
-        std::printf("         MFU %.1f %% of %.0f TFLOP/s (%s, dense), causal attention counted, recomputation not\n",
-                    100 * mfu(c, plan), peak / 1e12, c.options.fp8.on() ? "fp8" : name_of(c.options.dtype));
+        std::printf("         MFU %.1f %% of %.0f TFLOP/s (%s), causal attention counted, recomputation not\n",
+                    100 * mfu(c, plan), peak / 1e12, peak_name(c));
     const double gemm = share_of(plan, "Gemm"), attention = share_of(plan, "Attention"), busy = busy_share(plan);
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
@@ -122,10 +130,16 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
                          {"bytes_sent", r.sent},
                          {"bytes_sent_watched_step", r.watched_sent},
                          {"bytes_sent_by_axis", sent_json(r.memory.sent)}});
-    return {{"machine", c.machine.name},  {"ranks", c.ranks},
-            {"model", summary(c.config)}, {"fits", word_of(plan.fits)},
-            {"capacity", c.capacity()},   {"outside_ledger", {c.outside_min(), c.outside_max()}},
-            {"left", plan.left},          {"planned_ranks", std::move(ranks)}};
+    return {{"machine", c.machine.name},
+            {"ranks", c.ranks},
+            {"model", summary(c.config)},
+            {"fits", word_of(plan.fits)},
+            {"capacity", c.capacity()},
+            {"outside_ledger", {c.outside_min(), c.outside_max()}},
+            {"left", plan.left},
+            {"step_seconds", plan.step_seconds},
+            {"tokens_per_step", tokens_per_step(c)},
+            {"planned_ranks", std::move(ranks)}};
 }
 
 void print_memory(const PlanCase& c, const Plan& plan) {
@@ -173,77 +187,142 @@ std::string total_needed(const PlanCase& c, const Plan& plan) {
     return human_bytes(plan.largest().memory.total + c.outside_max());
 }
 
-// One line: what does not fit, and what would.
+void print_faster(const PlanCase& c, const Plan& plan) {
+    const Changes changes = fastest_change(c, plan);
+    const char* begin = "change ";
+    for (const auto& [numerics, change] : {std::pair("same", &changes.same), {"other", &changes.other}}) {
+        if (!*change) continue;
+        const PlanCase& to = (*change)->to;
+        const double faster =
+            plan.step_seconds / (*change)->plan.step_seconds * double(tokens_per_step(to)) / double(tokens_per_step(c));
+        std::printf("%s  %s numerics: %s: %.1f %% faster, %s of %s\n", begin, numerics, (*change)->text.c_str(),
+                    100 * (faster - 1), total_needed(to, (*change)->plan).c_str(), human_bytes(c.capacity()).c_str());
+        begin = "       ";
+    }
+}
+
+std::string nearest_lines(const PlanCase& c) {
+    const Changes changes = nearest_fit(c);
+    std::string text;
+    for (const auto& [numerics, change] : {std::pair("same", &changes.same), {"other", &changes.other}})
+        if (*change)
+            text += format("  nearest, %s numerics: %s needs %s\n", numerics, (*change)->text.c_str(),
+                           total_needed((*change)->to, (*change)->plan).c_str());
+    return text.empty() ? "  nothing near it fits: no flag, and not 16,384 GPUs\n" : text;
+}
+
+// What does not fit, and what would; of what fits, what is faster.
 int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
     if (plan.fits == Fits::yes) {
         if (quiet) return kExitSuccess;
-        if (const auto change = fastest_change(c, plan))
-            std::printf("change   %s: %.1f %% faster, %s of %s\n", change->text.c_str(),
-                        100 * (plan.step_seconds / change->plan.step_seconds * double(tokens_per_step(change->to)) /
-                                   double(tokens_per_step(c)) -
-                               1),
-                        total_needed(change->to, change->plan).c_str(), human_bytes(c.capacity()).c_str());
+        print_faster(c, plan);
         if (const auto batch = largest_batch(c))
-            std::printf("largest  %s is the largest micro-batch that fits: %s of %s\n", batch->text.c_str(),
-                        total_needed(batch->to, batch->plan).c_str(), human_bytes(c.capacity()).c_str());
+            std::printf("largest  --batch %lld is the largest micro-batch that fits: %s of %s\n",
+                        (long long)batch->to.options.batch, total_needed(batch->to, batch->plan).c_str(),
+                        human_bytes(c.capacity()).c_str());
         return kExitSuccess;
     }
-    std::string text =
-        plan.host_fits
-            ? format("plan: nothing fits %d x %s: this needs %s\n", c.ranks, human_bytes(c.capacity()).c_str(),
-                     total_needed(c, plan).c_str())
-            : format("plan: needs %s pinned on each host, which has %s (host-memory-gib of %s)\n",
-                     human_bytes(plan.host).c_str(), human_bytes(c.host_capacity()).c_str(), c.machine.file.c_str());
-    if (const auto change = nearest_fit(c))
-        text +=
-            format("  nearest: %s needs %s\n", change->text.c_str(), total_needed(change->to, change->plan).c_str());
-    else
-        text += "  nothing near it fits: no flag, and not 16,384 GPUs\n";
-    std::fprintf(stderr, "%s", text.c_str());
+    const std::string text = plan.host_fits ? format("plan: nothing fits %d x %s: this needs %s\n", c.ranks,
+                                                     human_bytes(c.capacity()).c_str(), total_needed(c, plan).c_str())
+                                            : format("plan: needs %s pinned on each host, which has %s (%s)\n",
+                                                     human_bytes(plan.host).c_str(),
+                                                     human_bytes(c.host_capacity()).c_str(), c.host_memory_by.c_str());
+    std::fprintf(stderr, "%s%s", text.c_str(), nearest_lines(c).c_str());
     return kExitTooLarge;
 }
 
 // Whoever runs it: the flags of the plan without its own.
 std::string run_line(const PlanCase& c, const std::string& change) {
+    PlanOptions own;
+    const std::vector<OptionRow> rows = own_command_table(own).rows;
     std::string flags;
     const std::vector<std::string>& all = c.options.arguments;
     for (size_t i = 0; i < all.size(); ++i) {
         const std::string name = all[i].substr(0, all[i].find('='));
-        if (name == "--search") continue;
-        if (name == "--gpus" || name == "--gpu" || name == "--tokens" || name == "--json") {
+        const auto row = std::find_if(rows.begin(), rows.end(), [&](const OptionRow& r) { return r.flag == name; });
+        if (row == rows.end())
+            flags += " " + all[i];
+        else if (!row->is_switch)
             i += all[i] == name;
-            continue;
-        }
-        flags += " " + all[i];
     }
-    return format("mpirun -n %d ./train_llama%s %s", c.ranks, flags.c_str(), change.c_str());
+    const std::string launch = c.ranks > 1 ? format("mpirun -n %d ", c.ranks) : "";
+    return launch + "./train_llama" + flags + (change.empty() ? "" : " ") + change;
 }
 
-int search_command(const PlanCase& c) {
+// The flags that were given, and those that were found.
+void write_config(const PlanCase& c, const Change& found, const std::string& file) {
+    std::string text = "# Found by a plan, and run on no such machine:\n#\n#   ./" + command_line(c.options) + "\n#\n";
+    text += format(
+        "# A rank needs %s of %s; %.0f tokens/s are predicted.\n#\n#   %d GPU%s    %s./train_llama --config %s\n",
+        total_needed(found.to, found.plan).c_str(), human_bytes(c.capacity()).c_str(),
+        double(tokens_per_step(found.to)) / found.plan.step_seconds, c.ranks, c.ranks > 1 ? "s" : " ",
+        c.ranks > 1 ? format("mpirun -n %d ", c.ranks).c_str() : "", file.c_str());
+    std::map<std::string, std::string> values;
+    for (const std::string& name : c.options.given)
+        if (const auto value = c.options.values.find(name); value != c.options.values.end()) values.insert(*value);
+    for (const auto& [name, value] : found.flags) values[name] = value;
+    TrainOptions fresh;
+    for (const OptionRow& row : command_table(fresh).rows)
+        if (const auto value = values.find(row.flag.substr(2)); value != values.end())
+            text += value->first + " = " + toml_value(value->second, row.is_switch) + "\n";
+    write_file_atomically(file, text);
+}
+
+// The rows of one kind of numerics, then their commands.
+void print_found(const PlanCase& c, const PlanOptions& o, const char* numerics, const std::vector<Change>& found) {
+    if (found.empty()) return;
+    const std::string length = o.days > 0 ? format("in %g days", o.days) : o.tokens > 0 ? "takes" : "";
+    std::printf("\n%s numerics\n  %12s %7s %10s %12s  flags\n", numerics, "tokens/s", "MFU", "at once", length.c_str());
+    for (const Change& one : found) {
+        const double rate = double(tokens_per_step(one.to)) / one.plan.step_seconds;
+        const std::string run = o.days > 0     ? token_count(86400 * o.days * rate)
+                                : o.tokens > 0 ? duration(double(o.tokens) / rate)
+                                               : "";
+        std::printf("  %12.0f %6.1f%% %10s %12s  %s\n", rate, peak_flops(c) > 0 ? 100 * mfu(one.to, one.plan) : 0,
+                    human_bytes(one.plan.largest().memory.total).c_str(), run.c_str(),
+                    one.text.empty() ? "as it is" : one.text.c_str());
+    }
+    std::printf("\n");
+    for (const Change& one : found) std::printf("%s\n", run_line(c, one.text).c_str());
+}
+
+int search_command(const PlanCase& c, const PlanOptions& o) {
     int64_t shown = -1;
     const SearchResult found = search(c, [&](int64_t done, int64_t of) {
         if (10 * done / of == shown) return;
         shown = 10 * done / of;
         std::fprintf(stderr, "searched %lld of %lld\n", (long long)done, (long long)of);
     });
-    if (found.front.empty()) {
-        std::fprintf(stderr, "plan: none of %lld combinations fits %d x %s\n", (long long)found.tried, c.ranks,
-                     human_bytes(c.capacity()).c_str());
-        if (const auto change = nearest_fit(c))
-            std::fprintf(stderr, "  nearest: %s needs %s\n", change->text.c_str(),
-                         total_needed(change->to, change->plan).c_str());
+    if (found.same.empty() && found.other.empty()) {
+        std::fprintf(stderr, "plan: none of %lld combinations fits %d x %s\n%s", (long long)found.tried, c.ranks,
+                     human_bytes(c.capacity()).c_str(), nearest_lines(c).c_str());
         return kExitTooLarge;
     }
-    std::printf("%lld combinations, %lld fit; beaten by none in both speed and memory (predictions):\n\n",
+    std::printf("%lld combinations, %lld fit; beaten by none in both speed and memory (predictions",
                 (long long)found.tried, (long long)found.fit);
-    std::printf("  %12s %7s %10s  %s\n", "tokens/s", "MFU", "at once", "flags");
-    for (const Change& one : found.front)
-        std::printf("  %12.0f %6.1f%% %10s  %s\n", double(tokens_per_step(one.to)) / one.plan.step_seconds,
-                    peak_flops(c) > 0 ? 100 * mfu(one.to, one.plan) : 0,
-                    human_bytes(one.plan.largest().memory.total).c_str(), one.text.c_str());
-    std::printf("\n");
-    for (const Change& one : found.front) std::printf("%s\n", run_line(c, one.text).c_str());
+    if (peak_flops(c) > 0) std::printf("; MFU of %.0f TFLOP/s, %s", peak_flops(c) / 1e12, peak_name(c));
+    std::printf("):\n");
+    print_found(c, o, "same", found.same);
+    print_found(c, o, "other", found.other);
+    if (o.write_config.empty()) return kExitSuccess;
+    require_request(!found.same.empty(), "--write-config: nothing of the same numerics fits\n  nearest: %s",
+                    found.other[0].text.c_str());
+    write_config(c, found.same[0], o.write_config);
     return kExitSuccess;
+}
+
+// How much memory a host has, and what says so.
+void set_host_memory(PlanCase& c, double asked) {
+    constexpr double kGiB = double(int64_t(1) << 30);
+    c.host_memory_by = "host-memory-gib of " + c.machine.file;
+    if (asked > 0) {
+        c.machine.host_memory_gib = asked, c.host_memory_by = "--host-gib";
+    } else if (!c.machine.cpu && built_with_cuda() && cuda_device_count() > 0) {
+        const std::optional<Machine> here = find_machine({DeviceKind::cuda, 0, nullptr});
+        const int64_t free = available_host_memory();
+        if (here && here->file == c.machine.file && free < INT64_MAX)
+            c.machine.host_memory_gib = double(free) / kGiB, c.host_memory_by = "what this machine has free";
+    }
 }
 
 }  // namespace
@@ -251,6 +330,7 @@ int search_command(const PlanCase& c) {
 int plan_command(const PlanOptions& o) {
     PlanCase c{.options = o.train, .config = {}, .machine = load_machine(o.machine), .ranks = int(o.gpus)};
     c.options.device = c.machine.cpu ? DeviceChoice::cpu : DeviceChoice::cuda;
+    set_host_memory(c, o.host_gib);
     std::string note;
     c.config = config_of(c.options, note);
     const bool quiet = o.json == "-";
@@ -259,15 +339,20 @@ int plan_command(const PlanOptions& o) {
         require_request(c.machine.cpu || c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0,
                         "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out",
                         c.machine.name.c_str());
+    require_request(o.write_config.empty() || o.search, "--write-config is of --search\n  nearest: --search");
+    require_request(o.days == 0 || (o.tokens == 0 && !c.options.recipe),
+                    "--days says how many tokens a run sees, and so does %s\n  nearest: leave one of them out",
+                    o.tokens > 0 ? "--tokens" : "--auto");
     std::vector<std::string> chosen;
     if (c.options.recipe) chosen = choose_recipe(c.options, c.config, c.ranks, double(o.tokens));
-    if (o.search) return search_command(c);
+    if (o.search) return search_command(c, o);
     if (c.options.batch == 0) {  // --batch auto
         c.options.batch = 1;
         if (const auto most = largest_batch(c)) c.options.batch = most->to.options.batch;
     }
     const Plan plan = make_plan(c);
-    const int64_t tokens = o.tokens > 0 ? o.tokens : c.options.steps * tokens_per_step(c);
+    const int64_t steps = o.days > 0 ? int64_t(86400 * o.days / plan.step_seconds) : c.options.steps;
+    const int64_t tokens = o.tokens > 0 ? o.tokens : checked_mul(steps, tokens_per_step(c), "tokens of the run");
     if (!quiet) {
         const int64_t dp = Grid(c.ranks, grid_options(c.options)).size(Axis::dp), M = micro_batches(c.options, dp);
         std::printf("%s\n", command_line(c.options).c_str());

@@ -47,14 +47,12 @@ static Peak measured_peak(const Device& card, DType dtype) {
                    best / 1e12, name_of(dtype), (long long)of, card.name().c_str())};
 }
 
-Peak find_peak(const Device& device, DType dtype, bool fp8, double asked) {
+Peak find_peak(const Device& device, DType dtype, double asked) {
     if (asked > 0) return {1e12 * asked, format("%.4g TFLOP/s, as --peak-tflops says", asked)};
     const std::optional<Machine> m = find_machine(device);
-    if (device.is_cuda() && (!m || m->peak_flops(dtype, fp8) == 0)) return measured_peak(device, dtype);
+    if (device.is_cuda() && (!m || m->peak_flops() == 0)) return measured_peak(device, dtype);
     if (!m) return {};
-    const bool is_fp8 = fp8 && m->peak_fp8 > 0;
-    return {m->peak_flops(dtype, fp8), format("%.4g TFLOP/s, %s, dense %s", m->peak_flops(dtype, fp8) / 1e12,
-                                              m->name.c_str(), is_fp8 ? "fp8" : name_of(dtype))};
+    return {m->peak_flops(), format("%.4g TFLOP/s, %s, dense bf16", m->peak_flops() / 1e12, m->name.c_str())};
 }
 
 }  // namespace rz

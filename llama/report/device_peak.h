@@ -1,6 +1,7 @@
 #pragma once
-// What MFU is measured against: the vendor's dense peak of the card, from the table of machines that the planner reads
-// (llama/base/machine.h), what the user says it is, or what a large product reaches on a card that is not in the table.
+// What MFU is measured against: the vendor's dense bf16 peak of the card, from the table of machines that the planner
+// reads (llama/base/machine.h), what the user says it is, or what a large product reaches on a card that is not
+// in the table.
 
 #include <string>
 
@@ -13,8 +14,9 @@ struct Peak {
     std::string name;  // "989 TFLOP/s, h100-80g, dense bf16"
 };
 
-// `asked`: TFLOP/s that the user gives; 0: as the table has it. Takes some milliseconds on a card that is not there.
-Peak find_peak(const Device& device, DType dtype, bool fp8 = false, double asked = 0);
+// `asked`: TFLOP/s that the user gives; 0: as the table has it. On a card that is not there products of `dtype` are
+// measured, which takes some milliseconds.
+Peak find_peak(const Device& device, DType dtype, double asked = 0);
 
 inline double peak_flops(const Device& device) { return find_peak(device, DType::bf16).flops; }
 

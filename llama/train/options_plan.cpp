@@ -43,8 +43,16 @@ CommandTable own_command_table(PlanOptions& o) {
     g.checked("--tokens", Keeps::no, "N",
               "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]", wrong_count,
               [&o](const std::string& text) { o.tokens = parse_count(text); });
+    g.real("--days", Keeps::no, o.days, 0, 1e5, "Days that the run may take: how many tokens are they?");
+    g.real(
+        "--host-gib", Keeps::no, o.host_gib, 0, 1e6,
+        "GiB of memory of each host, for offload. [what this machine has free, if its card is the one of --gpu; else "
+        "host-memory-gib of the machine's file]");
     g.on_off("--search", Keeps::no, o.search,
-             "Try what the flags that are not given can be, and show what nothing beats in both speed and memory.");
+             "Try what the flags that are not given can be, and show what nothing beats in both speed and memory: of "
+             "the same numerics, and of others.");
+    g.text("--write-config", Keeps::no, o.write_config,
+           "File for the fastest of the same numerics that --search finds, as --config reads it.");
     g.text("--json", Keeps::no, o.json, "File for the plan as JSON. - is standard output.");
     return table;
 }

@@ -9,9 +9,13 @@ struct PlanOptions {
     TrainOptions train;
     int64_t gpus = 0;
     std::string machine;  // name or file
-    int64_t tokens = 0;   // of the whole run; 0: those of --steps
-    std::string json;     // file for the plan as JSON; "-": standard output, without the text
+    int64_t tokens = 0;   // of the whole run; 0: those of --days, or of --steps
+    double days = 0;      // that the run may take; 0: not given
+    double host_gib =
+        0;             // memory of a host; 0: this machine's where its card is the one that is planned, else the file's
+    std::string json;  // file for the plan as JSON; "-": standard output, without the text
     bool search = false;
+    std::string write_config;  // file for what --search found
     double time_limit = 0;
 };
 

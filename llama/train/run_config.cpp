@@ -63,7 +63,7 @@ static std::map<std::string, std::string> resolved(const Trainer& t) {
     return values;
 }
 
-static std::string toml_value(const std::string& value, bool is_switch) {
+std::string toml_value(const std::string& value, bool is_switch) {
     if (is_switch) return value == "on" ? "true" : "false";
     char* end = nullptr;
     std::strtod(value.c_str(), &end);

@@ -10,6 +10,8 @@
 namespace rz {
 
 std::string run_config(const Trainer&);
+// A flag's value as a --config file has it.
+std::string toml_value(const std::string& value, bool is_switch);
 // As a shell would read it.
 std::string command_text(const std::vector<std::string>& arguments);
 

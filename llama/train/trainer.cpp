@@ -400,7 +400,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     const bool samples = draws_samples(o, from ? from->manifest.step + 1 : 1, from ? from->manifest.validations : 0);
     prepared = prepare_device(o, config, samples ? int64_t(sample_prompt(*this, config).size()) : 0, device, process,
                               gemm_choices);
-    peak = find_peak(device, o.dtype, o.fp8.on(), o.peak_tflops);  // may multiply, as long as nothing communicates
+    peak = find_peak(device, o.dtype, o.peak_tflops);  // may multiply, as long as nothing communicates
     if (o.trace_steps > 0) keep_changes(device.context->memory);
     mesh = make_mesh(o, process, device, meter);
     CoreOptions of_core = core_options(o, device, *mesh);

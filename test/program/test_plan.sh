@@ -36,15 +36,33 @@ assert abs(number(r"MFU ([\d.]+) % of 989 TFLOP/s \(bf16, dense\), causal") - 10
 END
   }
   check "days, GPU hours and MFU follow from the rate" whole
-  nothing() { plan 3 --gpus 8 $big && says "plan: nothing fits 8 x 79.1 GiB: this needs " "  nearest: "; }
+  days() {  # whole steps that end within seven days, by the rate that is printed with four digits
+    plan 0 --gpus 64 $big --zero 3 --recompute block --days 7 && python3 - "$work/log" << 'END'
+import re, sys
+text = open(sys.argv[1]).read()
+tokens, rate = (float(re.search(words, text)[1]) for words in (r"([\d.e+]+) tokens: ", r", (\d+) tokens/s"))
+assert abs(tokens / (7 * 86400 * rate) - 1) < 1e-3 and ", 7d00h, 10752 GPU hours" in text
+END
+  }
+  check "--days 7: how many tokens they are" days
+  check "  beside --tokens it is refused" plan 2 --gpus 64 $big --days 7 --tokens 1B
+  one_peak() {  # 989 TFLOP/s, whatever the types: rows in fp8 compare with those in bf16
+    plan 0 --gpus 8 $big --zero 3 --fp8 tensor && says " of 989 TFLOP/s (bf16, dense), " && plan 0 --gpus 8 $big --zero 3 --dtype fp32 --recompute block && says " of 989 TFLOP/s (bf16, dense), "
+  }
+  check "MFU is measured against one peak" one_peak
+  nothing() { plan 3 --gpus 8 $big && says "plan: nothing fits 8 x 79.1 GiB: this needs " "  nearest, same numerics: "; }
   check "a run that does not fit: exit code 3, and the nearest that does" nothing
   nearest() {  # what is named as nearest does fit
     plan 3 --gpus 8 $big || return 1
     local flags
-    flags=$(sed -n 's/^  nearest: \(.*\) needs .*/\1/p' "$work/log")
+    flags=$(sed -n 's/^  nearest, same numerics: \(.*\) needs .*/\1/p' "$work/log")
     plan 0 --gpus 8 $big $flags
   }
   check "the nearest that is named does fit" nearest
+  batch_first() { plan 3 --gpus 8 $big --zero 3 --batch 16 && says "  nearest, same numerics: --batch 1 needs"; }
+  check "of what fits the micro-batch is the first to change" batch_first
+  numerics() { plan 3 --gpus 8 $big --dtype fp32 --zero 3 --batch 16 && says "  nearest, same numerics: --batch 1 --recompute mlp needs" "  nearest, other numerics: --batch 1 --dtype bf16 needs"; }
+  check "numerics are the last, in a line of their own" numerics
   largest() {  # and one sequence more does not
     plan 0 --gpus 64 $big --zero 3 --recompute block --batch-tokens 33554432 || return 1
     local batch
@@ -63,8 +81,10 @@ END
   done
   # The host's memory counts too: 121.6 GiB of it are pinned.
   sed 's/^host-memory-gib = .*/host-memory-gib = 64/' llama/configs/machines/rtx4090-24g.toml > "$work/small_host.toml"
-  host() { plan 3 $card --gpu "$work/small_host.toml" $offloaded && says "plan: needs 121.6 GiB pinned on each host, which has 64.0 GiB (host-memory-gib of $work/small_host.toml)" "  nearest: "; }
+  host() { plan 3 $card --gpu "$work/small_host.toml" $offloaded && says "plan: needs 121.6 GiB pinned on each host, which has 64.0 GiB (host-memory-gib of $work/small_host.toml)" "  nearest, "; }
   check "more pinned than another machine's host has" host
+  host_gib() { plan 3 $card --gpu RTX4090-24G $offloaded --host-gib 100 && says "which has 100.0 GiB (--host-gib)"; }
+  check "the same by --host-gib, and a machine's name in any case" host_gib
   check "a machine that is not known: the nearest name" plan 2 --gpus 8 --gpu h10-80g --preset tiny
   check "the same: it is named" says "nearest: h100-80g"
   printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"
@@ -75,7 +95,7 @@ END
   check "what the run would refuse is refused" plan 2 --gpus 6 --gpu h100-80g --preset tiny --batch 4 --seq-len 256 --batch-tokens 500000
   check "the same: with the run's own words" says "--batch-tokens 500000 does not divide into micro-batches" "nearest: --batch-tokens"
   check "flags that the run does not know are refused" plan 2 --gpus 8 --gpu h100-80g --presets tiny --stepz 3
-  searched() { plan 0 --gpus 8 $big --search --collectives ring --adam-dtype fp32 --tp 1 && says "beaten by none" "mpirun -n 8 ./train_llama --preset llama3.1-8b"; }
+  searched() { plan 0 --gpus 8 $big --search --collectives ring --adam-dtype fp32 --tp 1 && says "beaten by none" "same numerics" "other numerics" "mpirun -n 8 ./train_llama --preset llama3.1-8b"; }
   check "--search: what nothing beats, as command lines" searched
   first_line() {  # what it prints is a run, and a plan of it says the same
     local flags
@@ -85,6 +105,14 @@ END
   check "the first of them is planned to fit" first_line
   all_axes() { plan 0 --gpus 8 --gpu h100-80g --preset llama3.2-1b --dtype bf16 --seq-len 2048 --batch-tokens 128K --search --adam-dtype fp32 --collectives ring && says "--fp8 tensor" "mpirun -n 8" && grep -qE 'searched ([0-9]+) of \1$' "$work/log"; }
   [ -z "$simt" ] || check "--search over tp, cp, pp, fp8 and micro-batches" all_axes
+  recipe() {  # recipe NAME: what the command at its top finds stands in it, and fits
+    local words
+    words=$(sed -n 's/^# *\.\/train_llama plan \(.*\) --write-config .*/\1/p' "llama/configs/$1.toml")
+    plan 0 $words --write-config "$work/found.toml" && ! grep -v '^#' "$work/found.toml" | grep -vxFf "llama/configs/$1.toml" && plan 0 ${words%% --preset*} --config "llama/configs/$1.toml" && says "fits, "
+  }
+  for name in 1b-24g 3b-48g 8b-80g; do check "the recipe $name is what the planner finds" recipe $name; done
+  one_flag() { test/program/plan_neighbours.py "$program" --most-gpus 1 --every "$1" > "$work/log" 2>&1; }
+  check "--search: no other flag of the same numerics is faster" one_flag "$([ -n "$simt" ] && echo 3 || echo 10)"
   suffix() { plan 0 --gpus 8 $big --zero 3 --recompute block --batch-tokens 0.5M && says "= 524288 tokens per step"; }
   check "--batch-tokens 0.5M is 524288" suffix
   by_axis() {  # by_axis FLAGS...: the formulas' bytes are those that the collectives and links of each planned rank count
@@ -112,7 +140,7 @@ assert len(ranks) < 4 and all(share <= r["memory_peak"]["parameters"] < share * 
 END
   }
   check "16,384 GPUs: by three ranks at most, each with its part of the parameters" thousands
-  idle() { plan 0 --gpus 128 --gpu h100-80g --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --seq-len 32 --batch 1 --zero 3 && says "others own nothing; --shard-size " "takes no more memory" "change   --batch "; }
+  idle() { plan 0 --gpus 128 --gpu h100-80g --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --head-dim 8 --ffn 24 --seq-len 32 --batch 1 --zero 3 && says "others own nothing; --shard-size " "takes no more memory" "change   same numerics: --batch "; }
   check "more ranks than parts of a unit: said, and what to change" idle
 }
 # ---- --batch auto ----

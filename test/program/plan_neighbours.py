@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""What `train_llama plan --search` prints first, for every machine's file and 1 to 64 GPUs: does a plan of it say that it fits, and is
+no plan with one other flag of the same numerics faster by more than 1 %?
+
+  test/program/plan_neighbours.py PROGRAM                              all: a quarter of an hour of one core
+  test/program/plan_neighbours.py PROGRAM --most-gpus 2 --every 3      every third case of 1 and 2 GPUs
+"""
+
+import argparse
+import glob
+import json
+import os
+import re
+import subprocess
+import sys
+
+MODEL = "--preset llama3.1-8b --layers 4 --dtype bf16 --seq-len 2048 --batch-tokens 256K --data synthetic"
+FASTER = 1.01  # llama/plan/plan.h
+
+
+def run(program, words):
+    return subprocess.run([program, "plan", *words], capture_output=True, text=True)
+
+
+def rate(program, gpus, machine, flags):
+    """Tokens per second, or None: refused, or does not fit."""
+    words = [word for name, value in flags.items() for word in (name, value)]
+    done = run(program, ["--gpus", str(gpus), "--gpu", machine, *words, "--json", "-"])
+    assert done.returncode in (0, 2, 3), done.stderr
+    if done.returncode:
+        return None
+    plan = json.loads(done.stdout)
+    return plan["tokens_per_step"] / plan["step_seconds"]
+
+
+def neighbours(flags, gpus):
+    def number(name, otherwise):
+        return int(flags.get(name, otherwise))
+
+    batch = number("--batch", 4)
+    values = {
+        "--zero": range(4),
+        "--recompute": ["none", "mlp", "block"],
+        "--collectives": ["ring", "direct"],
+        "--logits-mib": [128],
+        "--offload-optimizer": ["none", "stream"],
+        "--offload-grads": ["off", "on"],
+        "--offload-params": ["off", "on"],
+        "--shard-size": [0, 8, 32],
+        "--batch": [b for b in range(1, 129) if b in (batch // 2, batch - 1, batch + 1, 2 * batch)],
+    }
+    for part in ("--tp", "--cp", "--pp"):
+        values[part] = [n for n in (number(part, 1) // 2, 2 * number(part, 1)) if 1 <= n <= min(8, gpus)]
+    for name, some in values.items():
+        for value in some:
+            if flags.get(name) != str(value):
+                yield {**flags, name: str(value)}
+
+
+def check(program, machine, gpus):
+    """How many neighbours there are, and what is wrong."""
+    done = run(program, ["--gpus", str(gpus), "--gpu", machine, *MODEL.split(), "--search"])
+    if done.returncode == 3:
+        assert "  nearest, " in done.stderr, done.stderr
+        return 0, None
+    same = done.stdout.split("\nother numerics")[0]
+    line = re.search(r"^(?:mpirun -n (\d+) )?\./train_llama (.*)$", same, re.M)
+    if not line or "same numerics" not in same:
+        return 0, None  # fits by other numerics only
+    assert int(line[1] or 1) == gpus, line[0]
+    words = line[2].split()
+    flags = dict(zip(words[::2], words[1::2]))
+    best = rate(program, gpus, machine, flags)
+    if not best:
+        return 0, f"does not fit: {line[0]}"
+    count = 0
+    for other in neighbours(flags, gpus):
+        count += 1
+        faster = rate(program, gpus, machine, other)
+        if faster and faster > FASTER * best:
+            changed = [f"{name} {value}" for name, value in other.items() if flags.get(name) != value]
+            return count, f"{changed[0]} is {100 * (faster / best - 1):.1f} % faster than {line[0]}"
+    return count, None
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("program")
+    parser.add_argument("--every", type=int, default=1, metavar="N")
+    parser.add_argument("--most-gpus", type=int, default=64, metavar="N")
+    o = parser.parse_args()
+    here = os.path.dirname(os.path.abspath(__file__))
+    files = sorted(glob.glob(f"{here}/../../llama/configs/machines/*.toml"))
+    cases = [(os.path.basename(f).removesuffix(".toml"), 2**n) for f in files for n in range(7) if 2**n <= o.most_gpus][:: o.every]
+    failed = tried = 0
+    for machine, gpus in cases:
+        count, wrong = check(os.path.abspath(o.program), machine, gpus)
+        tried, failed = tried + count, failed + bool(wrong)
+        print(f"{gpus:3} x {machine:14} {count:3} neighbours" + (f": FAILED: {wrong}" if wrong else ""), flush=True)
+    print(f"{tried} neighbours; {len(cases) - failed} passed, {failed} failed")
+    return failed > 0 or tried == 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
