@@ -11,6 +11,7 @@
 //   build/dev/virtual_net step --picture step.svg --from P    no step: the picture of the tables in page P
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
@@ -330,7 +331,16 @@ Curve curve_of(const std::string& how, int64_t tokens) {
     return {.name = format("%s, %lldk", how.c_str(), (long long)tokens / 1024), .marks = true};
 }
 
-void draw(const Machine& machine, const std::vector<Curve>& curves, const std::string& picture) {
+void draw(const Machine& machine, std::vector<Curve> curves, const std::string& picture) {
+    // A colour for each way, pale where a step has fewer tokens.
+    std::vector<std::string> ways;
+    for (Curve& c : curves) {
+        const std::string way = c.name.substr(0, c.name.find(", "));
+        const auto known = std::find(ways.begin(), ways.end(), way);
+        c.colour = int(known - ways.begin());
+        c.faint = known != ways.end();
+        if (!c.faint) ways.push_back(way);
+    }
     std::ofstream(picture) << plot_svg({.title = "ZeRO-3, 7B, predicted in virtual time",
                                         .x_label = "ranks",
                                         .y_label = "compute / step",

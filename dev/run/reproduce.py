@@ -190,7 +190,7 @@ def draw_grokking(o, folder):
     for power in range(0, int(math.log10(last)) + 1):
         out.append(f'<text x="{x(10 ** power):.1f}" y="{h - below + 18}" text-anchor="middle">{10 ** power}</text>')
     out.append(f'<text x="{w / 2}" y="{h - 8}" text-anchor="middle">step</text>')
-    for (name, points), colour, at in zip(curves.items(), ("#4477aa", "#cc3311"), (0, 1)):
+    for (name, points), colour, at in zip(curves.items(), ("#3b82f6", "#e8710a"), (0, 1)):
         path = "M" + "L".join(f"{x(s):.1f} {y(v):.1f}" for s, v in points)
         out.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"/><text x="{left + 12}" y="{h - below - 30 + 16 * at}" fill="{colour}">{name}</text>')
     with open(f"{o.out}/grokking.svg", "w", encoding="utf-8") as f:

@@ -24,6 +24,42 @@ bool upper_stage(const PipelineSchedule& s, const Task& t, int rank) {
     return held.size() > 1 && t.stage >= held[held.size() / 2];
 }
 
+struct Look {
+    const char* fill;
+    const char* name;
+};
+
+// The colours of plot.cpp: they read well on white and on black.
+Look look_of(Op op) {
+    switch (op) {
+        case Op::F:
+            return {"#3b82f6", "forward"};
+        case Op::I:
+            return {"#10a37f", "input gradient"};
+        case Op::W:
+            return {"#e8a10a", "weight gradient"};
+        case Op::B:
+            return {"#c026d3", "backward"};
+    }
+    fail("a task of kind %d", int(op));
+}
+
+constexpr Op kOps[] = {Op::F, Op::I, Op::W, Op::B};
+
+bool uses(const PipelineSchedule& s, Op op) {
+    for (int r = 0; r < s.ranks; ++r)
+        for (const Cell& c : s.order[size_t(r)])
+            if (c.a.op == op || (c.with && c.with->op == op)) return true;
+    return false;
+}
+
+bool has_two_stages(const PipelineSchedule& s) {
+    for (int r = 0; r < s.ranks; ++r)
+        if (s.stages_of(r).size() > 1) return true;
+    return false;
+}
+
+// The colours of look_of(), as near as a terminal has them.
 const char* ansi(Op op) {
     switch (op) {
         case Op::F:
@@ -33,7 +69,7 @@ const char* ansi(Op op) {
         case Op::W:
             return "\x1b[43;30m";
         case Op::B:
-            return "\x1b[46;30m";
+            return "\x1b[45;97m";
     }
     fail("a task of kind %d", int(op));
 }
@@ -68,29 +104,18 @@ std::string draw_text(const PipelineSchedule& s, const PipelineRun& run, int col
     return out;
 }
 
+std::string legend_text(const PipelineSchedule& s, bool colours) {
+    std::string out = "     ";
+    for (const Op op : kOps)
+        if (uses(s, op))
+            out += (colours ? ansi(op) + text_of(op) + "\x1b[0m" : text_of(op)) + " " + look_of(op).name + "   ";
+    if (has_two_stages(s)) out += "small letter: the rank's upper stages   ";
+    return out + "number: micro-batch   .: idle\n";
+}
+
 namespace {
 
 constexpr double kWidth = 1200, kLeft = 56, kRight = 16, kTop = 76, kRow = 34, kGap = 8, kBottom = 60;
-
-struct Look {
-    const char* fill;
-    const char* name;
-};
-
-// The colours of plot.cpp: they read well on white and on black.
-Look look_of(Op op) {
-    switch (op) {
-        case Op::F:
-            return {"#3b82f6", "forward"};
-        case Op::I:
-            return {"#10a37f", "input gradient"};
-        case Op::W:
-            return {"#e8a10a", "weight gradient"};
-        case Op::B:
-            return {"#c026d3", "backward"};
-    }
-    fail("a task of kind %d", int(op));
-}
 
 std::string svg_text(double x, double y, const char* anchor, int size, const std::string& text, const char* fill) {
     std::string safe;
@@ -135,25 +160,16 @@ class Svg {
     double y(int rank) const { return kTop + rank * (kRow + kGap); }
 
     void legend() {
-        bool used[4] = {};
-        bool two_stages = false;
-        for (int r = 0; r < s_.ranks; ++r) {
-            two_stages = two_stages || s_.stages_of(r).size() > 1;
-            for (const Cell& c : s_.order[size_t(r)]) {
-                used[int(c.a.op)] = true;
-                if (c.with) used[int(c.with->op)] = true;
-            }
-        }
         double at = kLeft;
-        for (const Op op : {Op::F, Op::I, Op::W, Op::B}) {
-            if (!used[int(op)]) continue;
+        for (const Op op : kOps) {
+            if (!uses(s_, op)) continue;
             const Look look = look_of(op);
             out_ +=
                 format("<rect x=\"%.1f\" y=\"56\" width=\"11\" height=\"11\" rx=\"2\" fill=\"%s\"/>\n", at, look.fill);
             out_ += svg_text(at + 16, 66, "start", 12, look.name, kInk);
             at += 34 + 7.0 * double(std::string(look.name).size());
         }
-        if (two_stages) out_ += svg_text(at, 66, "start", 12, "paler: the rank's upper stages", kInk);
+        if (has_two_stages(s_)) out_ += svg_text(at, 66, "start", 12, "paler: the rank's upper stages", kInk);
     }
 
     void axis() {

@@ -10,6 +10,8 @@ namespace rz {
 // One row for each rank, `columns` characters for the makespan. A task is its letter, small in the upper of two stages,
 // and its micro-batch where there is room; idle is a dot. With `colours`, ANSI colours by kind.
 std::string draw_text(const PipelineSchedule&, const PipelineRun&, int columns, bool colours);
+// The letters of that picture, in a line.
+std::string legend_text(const PipelineSchedule&, bool colours);
 
 struct DrawText {
     std::string title, note;

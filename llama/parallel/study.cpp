@@ -190,8 +190,9 @@ int schedule_command(const ScheduleStudy& o) {
     if (o.csv == "-" || o.svg == "-") return 0;
     // Four characters for a full stage's F where that is not too wide.
     const int wide = int(std::clamp(4 * double(t.run.makespan) / t.unit, 40.0, 150.0));
+    const bool colours = isatty(STDOUT_FILENO) == 1;
     std::cout << summary << "\n"
-              << draw_text(t.schedule, t.run, o.columns ? o.columns : wide, isatty(STDOUT_FILENO) == 1)
+              << draw_text(t.schedule, t.run, o.columns ? o.columns : wide, colours) << legend_text(t.schedule, colours)
               << rank_table(t);
     return 0;
 }

@@ -19,7 +19,7 @@ namespace {
 constexpr size_t kMemKinds = size_t(MemKind::count_);
 constexpr const char* kKindColours[kMemKinds] = {"#4477aa", "#ee6677", "#228833", "#ccbb44",
                                                  "#66ccee", "#aa3377", "#bbbbbb", "#ee9944"};
-constexpr double kMapWidth = 1100, kMapHeight = 560, kMapLeft = 80, kMapRight = 20, kMapTop = 70, kMapBottom = 44;
+constexpr double kMapWidth = 1100, kMapHeight = 560, kMapLeft = 80, kMapRight = 20, kMapTop = 80, kMapBottom = 44;
 
 struct MemoryBar {
     std::string name;
@@ -48,7 +48,7 @@ std::vector<size_t> taken_at(const Changes& changes) {
     return at;
 }
 
-std::vector<MemoryBar> bars_of(const Changes& changes, DeviceKind side, double end) {
+std::vector<MemoryBar> bars_of(const Changes& changes, DeviceKind side, double begin, double end) {
     const std::vector<size_t> taken = taken_at(changes);
     std::vector<MemoryBar> bars;
     std::map<size_t, size_t> bar_of;  // by change
@@ -62,14 +62,17 @@ std::vector<MemoryBar> bars_of(const Changes& changes, DeviceKind side, double e
         bar_of[i] = bars.size();
         bars.push_back({c.name, c.kind, c.bytes, 0, c.time, end});
     }
+    std::erase_if(bars, [&](const MemoryBar& b) { return b.end <= begin || b.begin >= end; });
+    for (MemoryBar& b : bars) b.begin = std::max(b.begin, begin), b.end = std::min(b.end, end);
     return bars;
 }
 
-int64_t most_at_once(const Changes& changes, DeviceKind side) {
-    const std::vector<size_t> taken = taken_at(changes);
+int64_t most_at_once(const std::vector<MemoryBar>& bars) {
+    std::vector<std::pair<double, int64_t>> changes;  // at the same time what is given back goes first
+    for (const MemoryBar& b : bars) changes.emplace_back(b.begin, b.bytes), changes.emplace_back(b.end, -b.bytes);
+    std::sort(changes.begin(), changes.end());
     int64_t now = 0, most = 0;
-    for (size_t i = 0; i < changes.size(); ++i)
-        if (changes[i].where == side && taken[i] != kOlder) most = std::max(most, now += changes[i].bytes);
+    for (const auto& [time, bytes] : changes) most = std::max(most, now += bytes);
     return most;
 }
 
@@ -96,10 +99,14 @@ std::string map_text(double x, double y, const char* anchor, const std::string& 
 
 }  // namespace
 
-std::string memory_svg(const std::string& title, const Changes& changes, DeviceKind side) {
-    const double begin = changes.empty() ? 0 : changes.front().time,
-                 end = changes.empty() ? 1 : std::max(changes.back().time, begin + 1e-3);
-    std::vector<MemoryBar> bars = bars_of(changes, side, end);
+std::string memory_svg(const std::string& title, const Changes& changes, DeviceKind side, const StepTimes& steps) {
+    const double begin = !steps.empty()    ? steps.front().second
+                         : changes.empty() ? 0
+                                           : changes.front().time,
+                 end = std::max(begin + 1e-3, !steps.empty()    ? steps.back().second
+                                              : changes.empty() ? 1
+                                                                : changes.back().time);
+    std::vector<MemoryBar> bars = bars_of(changes, side, begin, end);
     const int64_t height = std::max<int64_t>(1, place_bars(bars));
     const double seconds = end - begin, wide = kMapWidth - kMapLeft - kMapRight,
                  high = kMapHeight - kMapTop - kMapBottom;
@@ -112,7 +119,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
         kMapWidth, kMapHeight, kMapWidth, kMapHeight, escape_html(title).c_str());
     out += format("<text x=\"%g\" y=\"24\" font-size=\"16\" font-weight=\"600\">%s</text>\n", kMapLeft,
                   escape_html(title).c_str());
-    out += map_text(kMapWidth - kMapRight, 24, "end", human_bytes(most_at_once(changes, side)) + " at once, at most");
+    out += map_text(kMapWidth - kMapRight, 24, "end", human_bytes(most_at_once(bars)) + " at once, at most");
     for (const double tick : round_ticks(0, seconds, 8))
         if (tick <= seconds)
             out += map_text(x(begin + tick), kMapHeight - kMapBottom + 18, "middle", format("%g s", tick));
@@ -133,6 +140,11 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
             high * double(b.bytes) / double(height), kKindColours[size_t(b.kind)], escape_html(b.name).c_str(),
             human_bytes(b.bytes).c_str(), name_of(b.kind), b.begin - begin,
             b.end < end ? format("%.3f s", b.end - begin).c_str() : "the end");
+    }
+    for (const auto& [name, time] : steps) {
+        out += map_text(x(time) + 3, kMapTop - 4, "start", name);
+        out += format("<path d=\"M%.1f %gV%g\" stroke=\"#000\" stroke-dasharray=\"4 3\"/>\n", x(time), kMapTop,
+                      kMapHeight - kMapBottom);
     }
     double at = kMapLeft;
     for (size_t k = 0; k < kMemKinds; ++k) {

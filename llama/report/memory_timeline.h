@@ -2,6 +2,7 @@
 // What was allocated when: the changes that a rank's ledger kept, as a picture and as a counter track of a trace.
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/runtime/memory_changes.h"
@@ -10,7 +11,11 @@ namespace rz {
 
 // Each allocation is a bar from when it was made to when it was given back, as high as it is large, at a place where
 // nothing else is meanwhile; a browser shows its name, kind and size under the mouse. `side`: the device or its host.
-std::string memory_svg(const std::string& title, const std::vector<MemoryChange>& changes, DeviceKind side);
+// From the first of `steps` to the last, a name and the time at which it begins each; without any, from the first
+// change to the last.
+using StepTimes = std::vector<std::pair<std::string, double>>;
+std::string memory_svg(const std::string& title, const std::vector<MemoryChange>& changes, DeviceKind side,
+                       const StepTimes& steps = {});
 
 // Trace events, each after a comma and a line break: "C" with the bytes of every kind and, in row `row`, "i" that names
 // what was allocated or given back. Microseconds since `origin`, a time as in the changes; what came before is at 0.

@@ -125,7 +125,7 @@ std::string heading_svg(double y, int size, const std::string& text, const char*
 }
 
 std::string frame_svg(const PlotText& text, const ValueAxis& x, const ValueAxis& y) {
-    const double bottom = kHeight - kBottom, right = kWidth - kRight;
+    const double bottom = kHeight - kBottom, right = kWidth - kRight, top = y.to;
     std::string out = heading_svg(26, 17, text.title, " class=\"strong\"");
     out += heading_svg(46, 12, text.note);
     const auto step = [](const ValueAxis& a) { return a.ticks.size() > 1 ? a.ticks[1] - a.ticks[0] : 1; };
@@ -137,25 +137,43 @@ std::string frame_svg(const PlotText& text, const ValueAxis& x, const ValueAxis&
         out += format("<path d=\"M%.1f %.1fv5\" class=\"axis\"/>\n", x(t), bottom);
         out += text_svg(x(t), bottom + 20, "middle", 12, tick_text(t, step(x)));
     }
-    out += format("<path d=\"M%.1f %.1fV%.1fH%.1f\" class=\"axis\"/>\n", kLeft, kTop, bottom, right);
+    out += format("<path d=\"M%.1f %.1fV%.1fH%.1f\" class=\"axis\"/>\n", kLeft, top, bottom, right);
     out += text_svg((kLeft + right) / 2, kHeight - 12, "middle", 13, text.x_label);
     out += text_svg(0, 0, "middle", 13, text.y_label,
-                    format(" transform=\"translate(20 %.1f) rotate(-90)\"", (kTop + bottom) / 2).c_str());
+                    format(" transform=\"translate(20 %.1f) rotate(-90)\"", (top + bottom) / 2).c_str());
     return out;
 }
 
-// Right-aligned above the plot, on a line of its own.
-std::string legend_svg(const std::vector<Curve>& curves) {
-    double x = kWidth - kRight;
-    std::string out;
+// Right-aligned above the plot, on lines of their own: the last names on the lowest, as many as there is room for.
+constexpr double kLine = 16, kSample = 24, kBetween = 18;
+double legend_width(const Curve& c) { return 7.0 * double(c.name.size()) + kSample; }
+
+std::vector<std::vector<size_t>> legend_lines(const std::vector<Curve>& curves) {
+    std::vector<std::vector<size_t>> lines(1);
+    double room = kWidth - kRight - 8;
     for (size_t i = curves.size(); i-- > 0;) {
         if (curves[i].name.empty()) continue;  // belongs to one that has a name
-        const double width = 7.0 * double(curves[i].name.size());
-        x -= width;
-        out += text_svg(x, 68, "start", 12, curves[i].name);
-        out += format("<path d=\"M%.1f 64h18\" stroke=\"%s\" stroke-width=\"%s\" stroke-opacity=\"%s\"/>\n", x - 24,
-                      colour_of(curves, i), curves[i].faint ? "1.5" : "3", curves[i].faint ? "0.5" : "1");
-        x -= 42;
+        const double width = legend_width(curves[i]);
+        if (width > room && !lines.back().empty()) lines.emplace_back(), room = kWidth - kRight - 8;
+        lines.back().push_back(i);
+        room -= width + kBetween;
+    }
+    return lines;
+}
+
+std::string legend_svg(const std::vector<Curve>& curves, double top) {
+    std::string out;
+    double y = top - 16;
+    for (const std::vector<size_t>& line : legend_lines(curves)) {
+        double x = kWidth - kRight;
+        for (const size_t i : line) {
+            x -= legend_width(curves[i]);
+            out += text_svg(x + kSample, y, "start", 12, curves[i].name);
+            out += format("<path d=\"M%.1f %.1fh18\" stroke=\"%s\" stroke-width=\"%s\" stroke-opacity=\"%s\"/>\n", x,
+                          y - 4, colour_of(curves, i), curves[i].faint ? "1.5" : "3", curves[i].faint ? "0.5" : "1");
+            x -= kBetween;
+        }
+        y -= kLine;
     }
     return out;
 }
@@ -185,7 +203,8 @@ std::string plot_svg(const PlotText& text, const std::vector<Curve>& curves) {
             }
     const bool empty = low_x > high_x;
     const ValueAxis x = make_axis(low_x, high_x, kLeft, kWidth - kRight, 8);
-    const ValueAxis y = make_axis(low_y, high_y, kHeight - kBottom, kTop, 6);
+    const double top = kTop + kLine * double(legend_lines(curves).size() - 1);
+    const ValueAxis y = make_axis(low_y, high_y, kHeight - kBottom, top, 6);
     std::string out = format(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %g %g\" width=\"%g\" height=\"%g\" "
         "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">\n"
@@ -193,7 +212,7 @@ std::string plot_svg(const PlotText& text, const std::vector<Curve>& curves) {
         "<style>text{fill:#75797f}.strong{font-weight:600}.axis{fill:none;stroke:#85898f}"
         ".grid{fill:none;stroke:#85898f;stroke-opacity:.25}</style>\n",
         kWidth, kHeight, kWidth, kHeight, escaped(text.title).c_str());
-    out += frame_svg(text, x, y) + legend_svg(curves);
+    out += frame_svg(text, x, y) + legend_svg(curves, top);
     for (const bool faint : {true, false})
         for (size_t i = 0; i < curves.size(); ++i)
             if (curves[i].faint == faint) out += curve_svg(curves[i], colour_of(curves, i), x, y);
@@ -239,11 +258,14 @@ void write_loss_plot(const std::string& path, const std::string& metrics_jsonl, 
     Curve validation = read_curve(metrics_jsonl, "val_loss", "validation");
     train.colour = kTrain;
     validation.colour = kValidation;
+    train.marks = train.points.size() <= 5;  // a line of few steps, or of one, is hardly seen
     validation.marks = validation.points.size() <= 60;
+    for (Curve* c : {&train, &validation})
+        if (!c->points.empty()) c->name += format(" %.4g", c->points.back().second);
     std::vector<Curve> curves = {train, validation};
     if (train.points.size() >= 200) {
         Curve each = std::move(train);
-        curves[0] = smoothed(each, "train");
+        curves[0] = smoothed(each, each.name);
         curves[0].colour = kTrain;
         each.name = "each step";
         each.faint = true;

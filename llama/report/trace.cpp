@@ -40,8 +40,13 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     for (const std::string& rank : process_.gather_text(own)) text += (text.empty() ? "" : ",\n") + rank;
     if (!process_.is_root()) return true;
     write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
-    write_file_atomically(std::filesystem::path(path).replace_filename("memory.svg").string(),
-                          memory_svg("Memory of rank 0, allocation by allocation", memory, compute_.device().kind));
+    StepTimes times;
+    for (const auto& [number, begin] : steps_)
+        times.emplace_back(number > last_ ? "" : format("step %lld", (long long)number),
+                           began + begin.seconds_since(origin_));
+    write_file_atomically(
+        std::filesystem::path(path).replace_filename("memory.svg").string(),
+        memory_svg("Memory of rank 0, allocation by allocation", memory, compute_.device().kind, times));
     return true;
 }
 

@@ -581,7 +581,7 @@ static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
              "New file for MLPerf Training's log of a run to --stop-at-val-loss. Empty: none.", "FILE");
     out.whole("--trace-steps", Keeps::no, o.trace_steps, 0, 1000,
               "Number of steps, from the third on, to draw as a timeline in trace.json (for ui.perfetto.dev), with "
-              "memory by kind; memory.svg has every allocation with its name.");
+              "memory by kind; memory.svg has every allocation in them with its name.");
     out.real("--peak-tflops", Keeps::layout, o.peak_tflops, 0, 1e6,
              "Dense peak of a device in TFLOP/s, which MFU is measured against. 0: as llama/configs/machines has it.");
     out.on_off("--print-config", Keeps::no, o.print_config, "Show the model, its tensors and its memory, and stop.")

@@ -86,6 +86,26 @@ TEST(Plot, ShowsEachCurveOnceAndNamesIt) {
     EXPECT_EQ(svg, plot_svg({"Title", "x axis", "y axis", "note"}, {a, b}));
 }
 
+// Of virtual_net's picture: eight names of up to 25 letters take more than one line.
+TEST(Plot, ALegendStaysOnTheSheet) {
+    std::vector<Curve> curves;
+    for (int i = 0; i < 8; ++i)
+        curves.push_back({.name = std::string(size_t(18 + i), 'm'), .points = {{0, 0}, {1, 1}}});
+    const std::string svg = plot_svg({}, curves);
+    expect_well_formed(svg);
+    std::vector<std::pair<double, double>> begin_end;  // of names on the same line, from right to left
+    double line = 0;
+    for (size_t i = curves.size(); i-- > 0;) {
+        const size_t name = svg.find(">" + curves[i].name + "<"), text = svg.rfind("<text", name);
+        const double x = std::stod(svg.substr(text + 9)), y = std::stod(svg.substr(svg.find("y=\"", text) + 3));
+        if (y != line) begin_end.clear(), line = y;
+        EXPECT_GE(x - 24, 0) << curves[i].name;
+        EXPECT_LE(x + 7.0 * double(curves[i].name.size()), begin_end.empty() ? 776.1 : begin_end.back().first);
+        EXPECT_GT(y, 46) << "below the note";
+        begin_end.emplace_back(x - 24, 0);
+    }
+}
+
 TEST(Plot, LongTitlesShrinkAndThenEnd) {
     const auto size_of_title = [](const std::string& title) {
         const std::string svg = plot_svg({.title = title}, {{.name = "c", .points = {{0, 0}, {1, 1}}}});
@@ -158,6 +178,9 @@ TEST(Plot, CurvesComeFromMetricsAndLaterLinesWin) {
     const std::string svg = read_file(folder + "/loss.svg");
     expect_well_formed(svg);
     EXPECT_EQ(count(svg, "stroke-linejoin"), 2);
+    EXPECT_EQ(count(svg, "<circle"), 4 + 1) << "the four losses are dots while they are few, and the validation";
+    EXPECT_EQ(count(svg, ">train 1</text>"), 1) << "the last of each";
+    EXPECT_EQ(count(svg, ">validation 7.5</text>"), 1);
     EXPECT_THROW(read_curve(folder + "/absent", "loss", ""), Error);
     std::filesystem::remove_all(folder);
 }
@@ -226,6 +249,18 @@ TEST(MemoryTimeline, BarsHaveTheAreaOfBytesTimesSecondsAndNoneLiesOnAnother) {
     EXPECT_NE(svg.find("10.0 MiB at once, at most"), std::string::npos) << "3 + 6 + 1";
     EXPECT_EQ(svg.find("taken before"), std::string::npos);
     expect_well_formed(memory_svg("none", {}, DeviceKind::cpu));
+
+    // Of two steps from 15 to 19 only what lived then, cut at both ends: masters to 16, unit 2 and 3, unit 4 from 18.
+    const std::string steps = memory_svg("steps", changes, DeviceKind::cpu, {{"step 7", 15}, {"step 8", 17}, {"", 19}});
+    expect_well_formed(steps);
+    const std::vector<Rect> cut = bars(steps);
+    ASSERT_EQ(cut.size(), 4u);
+    const double seconds[] = {1, 4, 4, 1};
+    for (size_t i = 0; i < cut.size(); ++i)
+        EXPECT_NEAR(cut[i].width, cut[1].width / 4 * seconds[i], 0.02) << "bar " << i;
+    EXPECT_EQ(steps.find("gathered&gt;"), std::string::npos) << "given back before";
+    EXPECT_NE(steps.find(">step 8</text>"), std::string::npos);
+    EXPECT_NE(steps.find("10.0 MiB at once, at most"), std::string::npos);
 }
 
 TEST(MemoryTimeline, CountersAreTheRunningSumsAndNameWhatWasTaken) {

@@ -47,6 +47,9 @@ TEST(ScheduleStudy, UpperStagesAreSmallLettersAndNumbersGoWhereThereIsNoRoom) {
     const PipelineRun run = simulate(s, PipelineCosts::even(s, 2, 2, 2));
     EXPECT_EQ(draw_text(s, run, 12, false), "   0 F0f0i0w0I0W0\n");
     EXPECT_EQ(draw_text(s, run, 10, false).size(), 16u);
+    EXPECT_EQ(legend_text(s, false),
+              "     F forward   I input gradient   W weight gradient   small letter: the rank's upper stages   "
+              "number: micro-batch   .: idle\n");
     EXPECT_NE(draw_text(s, run, 12, true).find("\x1b["), std::string::npos);
     EXPECT_THROW(draw_text(s, run, 9, false), Error);
 }
