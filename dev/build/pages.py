@@ -6,6 +6,9 @@
     <!-- from: COMMAND --> and <!-- /from --> around a block in ```
         The block is what the command prints, but for lines "$ COMMAND"; a line of three dots stands for any lines.
 
+    <!-- from: COMMAND --> in a picture (.svg)
+        The picture is what the command prints.
+
 Marks are comments of Markdown, which readers do not see. Commands run in the top folder, each once; a page without marks
 is left alone. Measured figures have a date and stand outside.
 
@@ -18,6 +21,7 @@ import subprocess
 import sys
 
 MARK = re.compile(r"<!-- from: (.*?) -->(.*?)<!-- /from -->", re.S)
+DRAWN = re.compile(r"<!-- from: (.*?) -->")
 NUMBER = re.compile(r"(?<![\w.])(\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)(?: ?(%|[TGMK]iB|TFLOP/s|tokens/s|ms|s)(?![\w/]))?")
 said = {}
 
@@ -52,12 +56,19 @@ def wrong_numbers(text, output):
 
 def main():
     os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-    listed = subprocess.run(["git", "ls-files", "*.md"], capture_output=True, text=True, check=True).stdout.split()
-    pages = sys.argv[1:] or listed
+    listed = subprocess.run(["git", "ls-files", "*.md", "*.svg"], capture_output=True, text=True, check=True).stdout
+    pages = sys.argv[1:] or listed.split()
     passed = failed = 0
     for page in pages:
         with open(page) as f:
             text = f.read()
+        if page.endswith(".svg"):
+            if command := DRAWN.search(text):
+                wrong = printed(command[1]) != text
+                passed, failed = passed + (not wrong), failed + wrong
+                if wrong:
+                    print(f"FAILED: {page} is not what {command[1]} prints")
+            continue
         marks = list(MARK.finditer(text))
         if len(marks) != text.count("<!-- from: "):
             failed += 1
