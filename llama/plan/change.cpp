@@ -112,9 +112,9 @@ const Step kZero1 = [](TrainOptions& o) { return o.zero < 1 && set_to(o.zero, 1)
 const Step kZero2 = [](TrainOptions& o) { return o.zero < 2 && set_to(o.zero, 2); };
 const Step kZero3 = to(&TrainOptions::zero, 3);
 const Step kRecomputeMlp = [](TrainOptions& o) {
-    return o.pp == 1 && o.recompute < Recompute::mlp && set_to(o.recompute, Recompute::mlp);
+    return o.recompute < Recompute::mlp && set_to(o.recompute, Recompute::mlp);
 };
-const Step kRecomputeBlock = [](TrainOptions& o) { return o.pp == 1 && set_to(o.recompute, Recompute::block); };
+const Step kRecomputeBlock = to(&TrainOptions::recompute, Recompute::block);
 const Step kShardByAll = to(&TrainOptions::shard_size, 0);
 const Step kLogits = [](TrainOptions& o) { return o.logits_mib == 0 && set_to(o.logits_mib, 128); };
 const Step kOffloadOptimizer = [](TrainOptions& o) {

@@ -339,6 +339,10 @@ int plan_command(const PlanOptions& o) {
         require_request(c.machine.cpu || c.machine.peak_fp8 > 0 || c.machine.gemm_fp8 > 0,
                         "--fp8: %s has no fp8 products (gemm-fp8-tflops)\n  nearest: leave --fp8 out",
                         c.machine.name.c_str());
+    if (c.options.fp8.recipe == Fp8Recipe::mx)
+        require_request(c.machine.cpu || c.machine.compute_capability >= 10,
+                        "--fp8 mx needs compute capability 10.0, and %s has %.1f\n  nearest: --fp8 tensor",
+                        c.machine.name.c_str(), c.machine.compute_capability);
     require_request(o.write_config.empty() || o.search, "--write-config is of --search\n  nearest: --search");
     require_request(o.days == 0 || (o.tokens == 0 && !c.options.recipe),
                     "--days says how many tokens a run sees, and so does %s\n  nearest: leave one of them out",

@@ -5,7 +5,8 @@
     test/program/test_refusals.py ./train_llama --write      writes what is said now into the table, to be read in git diff
 
 A row is a command with its exit code, and the text that follows "train_llama: ". $ stands for SMALL, {N} in a text for a
-number of this machine. Commands run in a folder with the files of make_files().
+number of this machine. Commands run in a folder with the files of make_files(). So do those of first_day.txt: what four users
+type on their first day, each with its exit code and some of its words.
 """
 
 import argparse
@@ -23,6 +24,7 @@ import tempfile
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 TABLE = os.path.join(ROOT, "test", "program", "refusals.txt")
+FIRST_DAY = os.path.join(ROOT, "test", "program", "first_day.txt")
 SMALL = (
     "--data data --dim 32 --layers 1 --heads 2 --kv-heads 1 --head-dim 16 --ffn 32 --batch 2 --seq-len 32 --threads 1"
 )
@@ -113,10 +115,10 @@ class Row:
         return f"{self.code}{f' on {self.ranks} ranks' if self.ranks > 1 else ''}  {self.command}"
 
 
-def read_table():
+def read_table(path=TABLE):
     """Rows, and the lines between them as they are."""
     out = []
-    with open(TABLE) as f:
+    with open(path) as f:
         for line in f.read().splitlines():
             if line.startswith("    "):
                 out[-1].text.append(line[4:])
@@ -155,6 +157,23 @@ def run(program, row, folder):
     return str(done.returncode), text, wrong
 
 
+def first_day(program, rows, folder):
+    """What is wrong with each of some rows that follow each other; "": nothing."""
+    for row in rows:
+        argv = shlex.split(row.command.replace("$", SMALL))
+        script = os.path.join(ROOT, "data_prep", "prepare.py")
+        argv = [sys.executable, script, *argv[1:]] if argv[0] == "prepare.py" else [program, *argv]
+        env = dict(os.environ, HF_HUB_CACHE="hub", OMP_NUM_THREADS="1", COLUMNS="120", PYTHONDONTWRITEBYTECODE="1")
+        done = subprocess.run(
+            argv, capture_output=True, errors="replace", timeout=120, env=env, stdin=subprocess.DEVNULL, cwd=folder
+        )
+        said = done.stdout + done.stderr
+        wrong = [f"does not say: {words}" for words in row.text if words not in said]
+        if done.returncode != int(row.code):
+            wrong.insert(0, f"code {done.returncode}")
+        yield f"{row.head()}\n    " + "\n    ".join([*wrong, *said.splitlines()[-5:]]) if wrong else ""
+
+
 def matches(text, wanted):
     pattern = re.escape("\n".join(wanted)).replace(re.escape("{N}"), r"[0-9.]+")
     return re.fullmatch(pattern, "\n".join(text)) is not None
@@ -190,11 +209,22 @@ def main():
             failed += bool(wrong)
             if wrong:
                 print(f"{'CHANGED' if args.write else 'FAILED'}: {row.head()}\n  " + "\n  ".join(wrong))
+        os.mkdir(os.path.join(work, "a"))
+        situations = [[]]
+        for row in read_table(FIRST_DAY):
+            situations.append([]) if isinstance(row, str) else situations[-1].append(row)
+        # The last of the four goes on with the first one's models.
+        first, card, cluster, models = (rows for rows in situations if rows)
+        turns = [side_by_side.submit(lambda s=s: list(first_day(program, s, work))) for s in (first + models, card + cluster)]
+        days = [wrong for turn in turns for wrong in turn.result()]
+        for wrong in filter(None, days):
+            print(f"FAILED: {wrong}")
     if args.write:
         with open(TABLE, "w") as f:
             for row in table:
                 f.write(row + "\n" if isinstance(row, str) else "\n    ".join([row.head(), *row.text]) + "\n")
-    print(f"{len(rows) - failed} passed, {failed} failed")
+    failed += sum(map(bool, days))
+    print(f"{len(rows) + len(days) - failed} passed, {failed} failed")
     return failed > 0
 
 
