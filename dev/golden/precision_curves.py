@@ -310,7 +310,7 @@ def early(done):
         for their in columns:
             pairs = pairs_of(done, our, their)
             gaps.append(mean(abs(x - y) for a, b in pairs for x, y in zip(a["loss"][:10], b["loss"][:10])) if pairs else math.inf)
-        nearest += columns[gaps.index(min(gaps))] == our
+        nearest += min(gaps) < math.inf and columns[gaps.index(min(gaps))] == our
         lines.append(f"| {our} | " + " | ".join("-" if g == math.inf else f"**{g * 1e6:.1f}**" if g == min(gaps) else f"{g * 1e6:.1f}" for g in gaps) + " |")
     return lines, nearest
 
