@@ -104,6 +104,15 @@ void sum_rows(const SumRows& a) {
     }
 }
 
+void ema(const Ema& a) {
+#pragma omp parallel for schedule(static) if (a.n >= 2 * kSerialBelow)
+    for (int64_t begin = 0; begin < a.n; begin += kChunk) {
+        const int64_t end = begin + chunk_size(a.n, begin);
+        for (int64_t i = begin; i < end; ++i)
+            a.average[i] = __builtin_fmaf(a.weight, a.x[i] - a.average[i], a.average[i]);
+    }
+}
+
 void random_normal(const RandomNormal& a) {
     const int64_t first_group = a.first / 4, groups = (a.first + a.n + 3) / 4 - first_group;
     constexpr int64_t kGroups = kChunk / 4;
@@ -130,6 +139,9 @@ namespace rz {
 void cast_cpu(const Cast& a) { RZ_SIMD_CALL(cast, a); }
 void reduce_add_cpu(const ReduceAdd& a) { RZ_SIMD_CALL(reduce_add, a); }
 void sum_rows_cpu(const SumRows& a) { RZ_SIMD_CALL(sum_rows, a); }
+void ema_cpu(const Ema& a) {
+    if (std::isfinite(*a.grad_scale)) RZ_SIMD_CALL(ema, a);
+}
 void random_normal_cpu(const RandomNormal& a) { RZ_SIMD_CALL(random_normal, a); }
 
 void cast(Stream& stream, const Cast& a) {
@@ -164,6 +176,16 @@ void sum_rows(Stream& stream, const SumRows& a) {
     check_pointer("sum_rows", "out", a.out, size_of(a.out_dtype));
     check_pointer("sum_rows", "x", a.x, size_of(a.dtype));
     stream.run(a, sum_rows_cpu, RZ_CUDA_OP(sum_rows_cuda));
+}
+
+void ema(Stream& stream, const Ema& a) {
+    check_size("ema", "n", a.n, 0);
+    require(a.weight > 0 && a.weight <= 1, "ema: weight is %g; it must be in (0, 1]", double(a.weight));
+    if (a.n == 0) return;
+    check_pointer("ema", "average", a.average, 4);
+    check_pointer("ema", "x", a.x, 4);
+    check_pointer("ema", "grad_scale", a.grad_scale, 4);
+    stream.run(a, ema_cpu, RZ_CUDA_OP(ema_cuda));
 }
 
 void random_normal(Stream& stream, const RandomNormal& a) {

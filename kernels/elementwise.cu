@@ -185,6 +185,26 @@ __global__ void __launch_bounds__(kThreads) sum_rows_kernel(SumRows a, bool wide
     store_some(a.out, a.out_dtype, i, left, wide, sum);
 }
 
+__global__ void __launch_bounds__(kThreads) ema_kernel(Ema e, bool wide) {
+    const int64_t i = first_element();
+    if (i >= e.n || !is_finite(*e.grad_scale)) return;
+    const int64_t left = e.n - i;
+    float average[kVec], x[kVec];
+    if (wide && left > place(kVec - 1)) {
+        Raw raw_average, raw_x;
+        raw_average.load(e.average, DType::f32, i);
+        raw_x.load(e.x, DType::f32, i);
+        raw_average.to(average, DType::f32);
+        raw_x.to(x, DType::f32);
+    } else {
+        load_few(average, e.average, DType::f32, i, left);
+        load_few(x, e.x, DType::f32, i, left);
+    }
+#pragma unroll
+    for (int k = 0; k < kVec; ++k) average[k] = fmaf(e.weight, x[k] - average[k], average[k]);
+    store_some(e.average, DType::f32, i, left, wide, average);
+}
+
 // A thread makes the normals of two groups of four of the tensor (not of this range), so that every cut of it shares
 // the work of Philox's groups.
 __global__ void __launch_bounds__(kThreads) random_normal_kernel(RandomNormal a, int64_t group, bool wide) {
@@ -230,6 +250,11 @@ void sum_rows_cuda(const SumRows& a, CudaStream stream) {
     if (a.n == 0) return;
     const bool wide = aligned_to(16, a.out, a.x) && a.stride % kVecOf<__half> == 0;
     launch(kernel<sum_rows_kernel>, flat(a.n, stream), a, wide);
+}
+
+void ema_cuda(const Ema& a, CudaStream stream) {
+    if (a.n == 0) return;
+    launch(kernel<ema_kernel>, flat(a.n, stream), a, aligned_to(16, a.average, a.x));
 }
 
 void random_normal_cuda(const RandomNormal& a, CudaStream stream) {

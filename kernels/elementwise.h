@@ -1,5 +1,6 @@
 #pragma once
-// Small ops over flat ranges: conversion, the ring's reduce-add, the direct sum, and random initial weights.
+// Small ops over flat ranges: conversion, the ring's reduce-add, the direct sum, the moving average of weights, and
+// random initial weights.
 
 #include "kernels/runtime/device.h"
 
@@ -32,6 +33,18 @@ struct SumRows {
     DType out_dtype, dtype;
 };
 
+// average[i] = fmaf(weight, x[i] - average[i], average[i]): a moving average that keeps 1 - weight of itself, rounded
+// as torch's get_ema_multi_avg_fn(1 - weight) rounds it where weight < 0.5. Nothing is written if *grad_scale is not
+// finite, as by adamw. Both backends give the same bits.
+struct Ema {
+    float* average;           // (n)   in place
+    const float* x;           // (n)
+    const float* grad_scale;  // (1)
+    int64_t n;
+    float weight;
+    bool on_host = false;  // a GPU's average is in its host's memory: plans cost that
+};
+
 // x[i] = mean + std * z(first + i), z standard normal: Philox4x32-10 (Salmon et al. 2011) counted by logical index and
 // keyed by (seed, stream), Box-Muller; kernels/philox.h has the exact recipe, and both backends give the same bits. x =
 // fmaf(std, z, mean). Any cut of a tensor gives the same numbers. f32 and rounded copies are filled together.
@@ -48,15 +61,18 @@ struct RandomNormal {
 void cast(Stream&, const Cast&);
 void reduce_add(Stream&, const ReduceAdd&);
 void sum_rows(Stream&, const SumRows&);
+void ema(Stream&, const Ema&);
 void random_normal(Stream&, const RandomNormal&);
 
 void cast_cpu(const Cast&);
 void reduce_add_cpu(const ReduceAdd&);
 void sum_rows_cpu(const SumRows&);
+void ema_cpu(const Ema&);
 void random_normal_cpu(const RandomNormal&);
 void cast_cuda(const Cast&, CudaStream);
 void reduce_add_cuda(const ReduceAdd&, CudaStream);
 void sum_rows_cuda(const SumRows&, CudaStream);
+void ema_cuda(const Ema&, CudaStream);
 void random_normal_cuda(const RandomNormal&, CudaStream);
 
 }  // namespace rz

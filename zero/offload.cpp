@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "kernels/elementwise.h"
 #include "kernels/runtime/context.h"
 
 namespace rz {
@@ -28,6 +29,7 @@ StateTiles::StateTiles(ZeroStreams streams, const ZeroOptions& o, int64_t larges
         bytes += round_up(checked_mul(elements_, size_of(dtype), "optimizer tile"), int64_t(256));
     };
     if (!own_masters_) add(&OwnedRange::master, o.master_dtype, true);
+    if (o.ema > 0) add(&OwnedRange::ema, DType::f32, true);
     add(&OwnedRange::m, o.adam_dtype, true);
     add(&OwnedRange::v, o.adam_dtype, true);
     if (o.offload_params) add(&OwnedRange::param, o.param_dtype, true);
@@ -136,6 +138,12 @@ Event HostAdamW::update(const OwnedRange& r, int64_t elements, AdamW a) {
     a.segments = int64_t(segment_end_.size());
     a.first = r.logical;
     adamw(host_, a);
+    if (r.ema)
+        ema(host_, {.average = static_cast<float*>(r.ema),
+                    .x = static_cast<const float*>(a.master),
+                    .grad_scale = a.grad_scale,
+                    .n = elements,
+                    .weight = options_.ema_weight()});
     host_.synchronize();
     if (!parameters_) return {};
     from_host_.copy(r.param, a.param, elements * e);

@@ -14,6 +14,8 @@
 
 namespace rz {
 
+constexpr int64_t kExchanged = int64_t(1) << 18;  // elements at a time
+
 // ---- construction ---------------------------------------------------------------------------------------------------
 
 ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, GradientStore& grads,
@@ -37,11 +39,16 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     require(!options_.muon.on || options_.offload_optimizer == OffloadOptimizer::none ||
                 options_.offload_optimizer == OffloadOptimizer::zero_copy,
             "Muon with offload %s: matrices are orthogonalised on the device", name_of(options_.offload_optimizer));
+    require(options_.ema == 0 || options_.master_dtype == DType::f32, "an average of masters that are %s",
+            name_of(options_.master_dtype));
     const int64_t owned = ownership_.owned_elements();
     if (options_.param_dtype != options_.master_dtype)
         master_ = take_state(owned, options_.master_dtype, "master weights");
     m_ = take_state(owned, options_.adam_dtype, "AdamW m");
     v_ = take_state(second_moments(), options_.adam_dtype, "AdamW v");
+    if (options_.ema > 0) ema_ = take_state(owned, DType::f32, "average of the weights");
+    if (ema_ && !master_)
+        exchange_ = streams_.take(std::min(owned, kExchanged), DType::f32, MemKind::workspace, "average being shown");
     if (options_.muon.on) muon_.emplace(ownership_, options_, streams_);
     scalars_ = streams_.take(2, DType::f32, MemKind::workspace, "gradient norm and scale");
     count_ = Buffer(streams_.device, 24, MemKind::workspace, "count of updates and bias correction");
@@ -99,6 +106,7 @@ void ShardedAdamW::index_owned() {
             OwnedRange r = part_of(whole, run.begin - slice.elements.begin, run.size(), options_);
             r.master = master_ ? master_.bytes_at(r.packed * size_of(options_.master_dtype)) : r.param;
             r.m = m_.bytes_at(r.packed * size_of(options_.adam_dtype));
+            if (ema_) r.ema = ema_.bytes_at(r.packed * 4);
             if (of_matrix < 0) {
                 r.v = v_.bytes_at(second * size_of(options_.adam_dtype));
                 second += run.size();
@@ -273,6 +281,7 @@ void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
         piece.master = plus(range.master, at, options_.master_dtype);
         piece.m = plus(range.m, at, options_.adam_dtype);
         piece.v = plus(range.v, at, options_.adam_dtype);
+        if (range.ema) piece.ema = plus(range.ema, at, DType::f32);
         piece.grad = plus(range.grad, at, options_.grad_dtype);
         piece.local += at, piece.logical += at, piece.packed += at;
         body(piece, n, rate);
@@ -318,6 +327,7 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
                 a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
                 a.n = r.elements.size(), a.first = r.logical;
                 adamw(streams_.compute, a);
+                move_average(streams_.compute, r, scale());
             });
         });
     };
@@ -404,6 +414,7 @@ void ShardedAdamW::finish_round(int round, float learning_rate, int64_t step) {
     each(true, [&](const OwnedRange& r) {
         watched(r, r.local, r.elements.size(), [&](const OwnedRange& part) {
             muon_->step(round, part, part.logical - r.logical, scale(), learning_rate, adamw_.weight_decay, step);
+            move_average(streams_.compute, part, scale());
         });
     });
     for (int u = first; u < end; ++u) {
@@ -436,6 +447,56 @@ void ShardedAdamW::publish() {
         if (host_) host_->fetch_parameters(r);
         return Event{};
     });
+}
+
+// ---- the average of the weights -------------------------------------------------------------------------------------
+
+void ShardedAdamW::move_average(Stream& stream, const OwnedRange& r, const float* grad_scale) const {
+    if (!r.ema) return;
+    ema(stream, {.average = static_cast<float*>(r.ema),
+                 .x = static_cast<const float*>(r.master),
+                 .grad_scale = grad_scale,
+                 .n = r.elements.size(),
+                 .weight = options_.ema_weight(),
+                 .on_host = options_.offload_optimizer == OffloadOptimizer::zero_copy});
+}
+
+void ShardedAdamW::begin_average() {
+    for (const OwnedRange& r : owned_)
+        if (r.ema) streams_.compute.copy(r.ema, r.master, r.elements.size() * 4);
+}
+
+void ShardedAdamW::exchange_average() {
+    Stream& compute = streams_.compute;
+    for (const OwnedRange& r : owned_)
+        for (int64_t at = 0; at < r.elements.size(); at += kExchanged) {
+            const int64_t bytes = std::min(kExchanged, r.elements.size() - at) * 4;
+            const OwnedRange part = part_of(r, at, bytes / 4, options_);
+            compute.copy(exchange_.data(), part.param, bytes);
+            compute.copy(part.param, part.ema, bytes);
+            compute.copy(part.ema, exchange_.data(), bytes);
+        }
+}
+
+void ShardedAdamW::show_average() {
+    require(bool(ema_), "no average of the weights is kept");
+    streams_.compute_waits(streams_.comm().record());  // which may still send what was published last
+    if (!master_) exchange_average();
+    update_slices([&](const OwnedRange& r) {
+        if (master_)
+            cast(streams_.compute, {.out = r.param,
+                                    .x = r.ema,
+                                    .n = r.elements.size(),
+                                    .out_dtype = options_.param_dtype,
+                                    .dtype = DType::f32});
+        return Event{};
+    });
+}
+
+void ShardedAdamW::show_weights() {
+    streams_.compute_waits(streams_.comm().record());
+    if (!master_) exchange_average();
+    publish();
 }
 
 void ShardedAdamW::set_updates(int64_t updates) {

@@ -70,6 +70,13 @@ class ShardedAdamW {
     const std::vector<OwnedRange>& owned() const { return owned_; }
     void publish();
 
+    // With ZeroOptions::ema, which update() moves; without, nothing. The average becomes what the masters are now.
+    void begin_average();
+    // From here to show_weights() every rank's parameters are the average, rounded, for forward passes alone: they are
+    // read by no rank any more when either is called. No memory but a tile where parameters are their own masters.
+    void show_average();
+    void show_weights();
+
    private:
     void index_owned();
     int64_t second_moments() const;
@@ -77,6 +84,8 @@ class ShardedAdamW {
     std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
     void index_block_sums();
     void sum_blocks();
+    void move_average(Stream& stream, const OwnedRange& r, const float* grad_scale) const;
+    void exchange_average();
     Buffer take_state(int64_t elements, DType dtype, const char* name) const;
     void watched(const OwnedRange& piece, int64_t local, int64_t elements,
                  const std::function<void(const OwnedRange&)>& change);
@@ -97,7 +106,8 @@ class ShardedAdamW {
     AdamWOptions adamw_;
     ZeroStreams streams_;
 
-    Buffer master_, m_, v_;
+    Buffer master_, m_, v_, ema_;
+    Buffer exchange_;  // a tile between parameters and average, where those are their own masters
     std::vector<OwnedRange> owned_;
     Buffer segment_end_, segment_decays_;
     int64_t segments_ = 0;

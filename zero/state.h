@@ -16,11 +16,12 @@ struct OwnedRange : OwnedSlice {
     void* master = nullptr;  // master_dtype; == param where the two have the same dtype
     void* m = nullptr;       // adam_dtype
     void* v = nullptr;       // adam_dtype; nullptr: of a matrix
+    void* ema = nullptr;     // fp32: the moving average of the masters; nullptr without ZeroOptions::ema
     void* grad = nullptr;    // grad_dtype: the reduced gradient, once gradient_norm() has waited for it
     int matrix = -1;         // of Muon's, counted over all units (zero/muon.h)
 };
 
-enum class StatePart : int { model, master, m, v, count_ };
+enum class StatePart : int { model, master, m, v, ema, count_ };
 
 struct StateArray {
     StatePart part;
@@ -32,7 +33,7 @@ struct StateArray {
 };
 
 constexpr const char* stem_of(StatePart part) {
-    constexpr const char* kStems[] = {"model", "optimizer/master", "optimizer/m", "optimizer/v"};
+    constexpr const char* kStems[] = {"model", "optimizer/master", "optimizer/m", "optimizer/v", "optimizer/ema"};
     return kStems[size_t(part)];
 }
 
@@ -44,6 +45,7 @@ inline std::vector<StateArray> state_arrays(const ZeroOptions& o) {
         out.push_back({master, stem_of(master), "the master weights", &OwnedRange::master, o.master_dtype, true});
     out.push_back({m, stem_of(m), "AdamW's m", &OwnedRange::m, o.adam_dtype, true});
     out.push_back({v, stem_of(v), "AdamW's v", &OwnedRange::v, o.adam_dtype, false});
+    if (o.ema > 0) out.push_back({ema, stem_of(ema), "the average of the weights", &OwnedRange::ema, DType::f32, true});
     return out;
 }
 
@@ -57,6 +59,7 @@ inline OwnedRange part_of(const OwnedRange& r, int64_t by, int64_t count, const 
     out.master = move(r.master, o.master_dtype);
     out.m = move(r.m, o.adam_dtype);
     out.v = move(r.v, o.adam_dtype);
+    out.ema = move(r.ema, DType::f32);
     out.grad = move(r.grad, o.grad_dtype);
     return out;
 }

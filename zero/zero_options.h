@@ -71,6 +71,7 @@ struct ZeroOptions {
     // Stage 3: by unit, the ranges of elements that are gathered in fp8 (fp8_gather.h); empty: everything in its type.
     std::vector<std::vector<ElementRange>> fp8_matrices = {};
     MuonOptions muon = {};
+    double ema = 0;  // what the moving average of the fp32 masters keeps of itself in an update; 0: there is none
     LossScaling loss_scaling = {};
     OffloadOptimizer offload_optimizer = OffloadOptimizer::none;
     bool offload_params = false;              // stage 3: the owned slices are on the host
@@ -87,6 +88,7 @@ struct ZeroOptions {
     bool slices_state() const { return stage >= 1; }  // masters and moments: of this rank's slices only
     bool whole_gradients() const { return stage <= 1 || accumulate_locally; }
     bool whole_parameters() const { return stage <= 2; }
+    float ema_weight() const { return float(1 - ema); }  // of the new masters
 };
 
 struct AdamWOptions {

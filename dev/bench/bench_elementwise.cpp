@@ -8,7 +8,7 @@
 
 int main(int argc, char** argv) {
     using namespace rz;
-    bench::Bench bench("cast, reduce_add, sum_rows, random_normal, bit_sum, copy_rows, sum_f32", "n",
+    bench::Bench bench("cast, reduce_add, sum_rows, random_normal, ema, bit_sum, copy_rows, sum_f32", "n",
                        {"262144", "16000000"}, {"16000000", "256000000"});
     return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t n = shape[0];
@@ -47,6 +47,15 @@ int main(int argc, char** argv) {
             const RandomNormal a{.x = m.output(n, t, "x"), .n = n, .seed = 1, .stream = 2, .std = 1, .dtype = t};
             return [a](Stream& s) { random_normal(s, a); };
         });
+        if (t == DType::f32)
+            b.measure({"ema", text, 12.0 * double(n)}, [=](bench::Memory& m) {
+                const Ema a{.average = m.random<float>(n, t, 1, 1, "average"),
+                            .x = m.random<float>(n, t, 2),
+                            .grad_scale = m.random<float>(1, t, 3),
+                            .n = n,
+                            .weight = 0.001f};
+                return [a](Stream& s) { ema(s, a); };
+            });
         b.measure({"bit_sum", text, narrow}, [=](bench::Memory& m) {
             const BitSum a{
                 .sum = static_cast<uint64_t*>(m.scratch(8)), .data = m.random(n, t, 1), .bytes = n * size_of(t)};

@@ -6,6 +6,7 @@
 //   optimizer/master.safetensors  master weights, unless they are the parameters
 //   optimizer/m.safetensors       AdamW's moments
 //   optimizer/v.safetensors       of what AdamW updates: Muon's matrices have none
+//   optimizer/ema.safetensors     with --ema: the average of the weights, in fp32
 //
 // A file that would be larger than --max-shard-mib is one for each unit instead (tensor_files() in llama/model/hf.h),
 // the model's with an index.

@@ -189,6 +189,7 @@ class ShareGather {
             gather(comm, r.master, zero_.options.master_dtype, shares);
             gather(comm, r.m, zero_.options.adam_dtype, shares);
             if (r.v) gather(comm, r.v, zero_.options.adam_dtype, shares);
+            if (r.ema) gather(comm, r.ema, DType::f32, shares);
         }
         compute.wait(comm.record());
     }
@@ -237,9 +238,11 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                        Device device, Stream& compute, Zero& zero, LoadReport* report, const GrownRows* grown) {
     const ZeroOptions& o = zero.options;
     const bool has_master = !files_of(manifest, StatePart::master).empty();
+    const bool has_average = !files_of(manifest, StatePart::ema).empty();
     std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
     for (int p = 0; p < int(StatePart::count_); ++p)
-        if (StatePart(p) != StatePart::master || has_master)
+        if ((StatePart(p) != StatePart::master || has_master) &&
+            (StatePart(p) != StatePart::ema || (has_average && o.ema > 0)))
             order.push_back({StatePart(p), order.size() * table.tensors().size()});
     std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
     const bool of_muon = is_of_muon(manifest, table), starts_momentum = o.muon.on && !of_muon;
@@ -253,7 +256,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             const bool moment = part == StatePart::m || part == StatePart::v;
             PartReader reader(folder, listed_files(manifest, part, folder), table, grown ? grown->stored : table,
                               grown && !moment ? &grown->weights : nullptr, part != StatePart::v || !of_muon);
-            const DType want = moment ? o.adam_dtype : o.master_dtype;
+            const DType want = moment ? o.adam_dtype : o.master_dtype;  // the average's, too: fp32
             const bool read = part != StatePart::model || !has_master;
             if (report && read && want != reader.dtype())
                 report->notes.push_back(format("%s: %s is read as %s", path_of(part).c_str(),
@@ -265,10 +268,11 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                 if (starts) compute.zero(r.m, r.elements.size() * size_of(o.adam_dtype));
                 const std::vector<int64_t> shares = share_offsets(zero, r);
                 const size_t copy = size_t(zero.ownership.sharing().copies.rank);
-                void* to = !read || starts        ? nullptr
-                           : part == StatePart::m ? r.m
-                           : part == StatePart::v ? r.v
-                                                  : r.master;
+                void* to = !read || starts          ? nullptr
+                           : part == StatePart::m   ? r.m
+                           : part == StatePart::v   ? r.v
+                           : part == StatePart::ema ? r.ema
+                                                    : r.master;
                 read_share(reader, table, r, {shares[copy], shares[copy + 1]}, {to, want}, stored, converted, compute);
             }
             if (report) report->bytes_read += reader.bytes_read();
@@ -296,7 +300,12 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
     }
     if (report && starts_momentum)
         report->notes.push_back("it is AdamW's: the momentum of Muon's matrices starts at zero");
+    if (report && o.ema > 0 && !has_average)
+        report->notes.emplace_back("it has no average of the weights: --ema begins with them");
+    if (report && o.ema == 0 && has_average)
+        report->notes.emplace_back("its average of the weights is left behind (--ema 0)");
     ShareGather(zero).run();
+    if (!has_average) zero.optimizer.begin_average();
     zero.optimizer.publish();
     compute.synchronize();
     return "";

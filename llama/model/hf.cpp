@@ -9,6 +9,7 @@
 #include <set>
 
 #include "kernels/philox.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/finite.h"
 #include "llama/base/folder_file.h"
@@ -215,9 +216,26 @@ void HfWeights::check_stored_head(const ParamTable& table) {
                             "tie_word_embeddings");
 }
 
-HfWeights::HfWeights(const std::string& folder, const ParamTable& table, const uint64_t* grow) {
+// One file, or one for each unit.
+void HfWeights::open_average(const std::string& folder) {
+    std::vector<std::string> names;
+    if (is_folder(folder + "/optimizer"))
+        for (const std::string& name : names_in(folder + "/optimizer"))
+            if (name.starts_with("ema") && name.ends_with(".safetensors")) names.push_back(name);
+    require_request(!names.empty(),
+                    "%s holds no average of the weights (optimizer/ema.safetensors): train with --ema 0.999, or leave "
+                    "--average out",
+                    folder.c_str());
+    std::sort(names.begin(), names.end());
+    files_.reserve(names.size());  // places_ points into it
+    for (const std::string& name : names) files_.emplace_back(folder + "/optimizer/" + name);
+}
+
+HfWeights::HfWeights(const std::string& folder, const ParamTable& table, const uint64_t* grow, bool average) {
     if (grow != nullptr) grow_ = *grow;
-    if (has_file(folder, kWeights))
+    if (average)
+        open_average(folder);
+    else if (has_file(folder, kWeights))
         files_.emplace_back(folder + "/" + kWeights);
     else if (has_file(folder, kIndex))
         open_shards(folder);

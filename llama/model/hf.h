@@ -39,7 +39,8 @@ class HfWeights {
     // not the embedding.
     // grow: a seed. The table's vocabulary may then be larger than the files': a row that they lack is the mean of
     // those they have, with noise of a hundredth of their standard deviation.
-    HfWeights(const std::string& folder, const ParamTable&, const uint64_t* grow = nullptr);
+    // average: those of a checkpoint's optimizer/ema.safetensors (--ema) instead.
+    HfWeights(const std::string& folder, const ParamTable&, const uint64_t* grow = nullptr, bool average = false);
 
     const std::vector<std::string>& warnings() const { return warnings_; }
     DType stored_dtype(const Tensor&) const;
@@ -55,6 +56,7 @@ class HfWeights {
         const StoredTensor* tensor;
     };
     void open_shards(const std::string& folder);
+    void open_average(const std::string& folder);
     void index_tensors();
     void compare_with(const ParamTable&);
     void check_stored_head(const ParamTable&);

@@ -267,6 +267,7 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
                                    .dtype = dtype});
         });
     zero.optimizer.publish();
+    zero.optimizer.begin_average();
 }
 
 double training_flops_per_token(const ModelConfig& c, int64_t T) {

@@ -32,6 +32,7 @@ void load_weights(const std::string& folder, const ParamTable& table, Device dev
         upload(weights, table, own.local, own.local + own.elements.size(), zero.options.master_dtype,
                static_cast<char*>(own.master), staging, stream);
     zero.optimizer.publish();
+    zero.optimizer.begin_average();
 }
 
 void load_weights(const std::string& folder, const ParamTable& table, DType dtype, Device device, Stream& stream,

@@ -160,6 +160,7 @@ OpWork work(const AttentionMerge& a) {
 }
 OpWork work(const SegmentSquares& a) { return bytes(n(a.n) * size_of(a.dtype) * (a.minus ? 2 : 1), a.dtype); }
 OpWork work(const BlockStatistics& a) { return bytes(4 * (n(a.rows) + n(a.count))); }
+OpWork work(const Ema& a) { return bytes(12 * n(a.n)); }
 OpWork work(const RandomNormal& a) { return bytes(n(a.n) * size_of(a.dtype), a.dtype); }
 
 template <class Args>
@@ -212,7 +213,7 @@ bool find_work(const OpCall& op, OpWork& found) {
                    VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm,
                    Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales, SumF32,
                    EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum, Cast,
-                   ReduceAdd, SumRows, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics,
+                   ReduceAdd, SumRows, Ema, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics,
                    MuonMomentum, MuonNormalise, MuonStep>(op, found);
 }
 
@@ -228,6 +229,10 @@ static double host_seconds(const Machine& m, const OpCall& op, const Stream& str
         return 1e-6 * m.op_us + n(op.bytes) / (1e9 * m.host_gbs);
     if (const SumSquares* s = op.as<SumSquares>(); s && s->on_host)
         return 1e-6 * m.op_us + n(s->n) * n(size_of(s->dtype)) / (1e9 * m.host_gbs);
+    if (const Ema* e = op.as<Ema>(); e && stream.name() == kHostComputeStream)
+        return work(*e).bytes / (1e9 * m.host_memory_gbs);
+    else if (e && e->on_host)  // average and masters come, the average goes
+        return 1e-6 * m.op_us + 8 * n(e->n) / (1e9 * m.host_gbs);
     const AdamW* a = op.as<AdamW>();
     if (a && stream.name() == kHostComputeStream) return work(*a).bytes / (1e9 * m.host_memory_gbs);
     if (!a || !a->on_host) return 0;

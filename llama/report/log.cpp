@@ -200,12 +200,15 @@ void Log::validation(const ValidationReport& r) {
     if (facts_.quiet) return;
     const char *green = colour_ ? "\033[1;32m" : "", *plain = colour_ ? "\033[0m" : "";
     const std::string bits = r.bits_per_byte >= 0 ? format(" (%.4f bits per byte)", r.bits_per_byte) : "";
-    line(format("step %lld | %svalidation loss %.4f nats%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(),
-                plain, duration(r.seconds).c_str()));
+    const std::string ema = r.loss_ema >= 0 ? format(", of the average %.4f", r.loss_ema) : "";
+    line(format("step %lld | %svalidation loss %.4f nats%s%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(),
+                ema.c_str(), plain, duration(r.seconds).c_str()));
     std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
+    if (r.loss_ema >= 0) json += ",\"val_loss_ema\":" + number(r.loss_ema);
     std::string sets;
     WandbFile::Scalars scalars{{"val/loss", r.loss}};
+    if (r.loss_ema >= 0) scalars.push_back({"val/loss_ema", r.loss_ema});
     if (r.bits_per_byte >= 0) scalars.push_back({"val/bits_per_byte", r.bits_per_byte});
     for (const auto& [name, loss] : r.by_set) {
         sets += (sets.empty() ? "" : ",") + quoted(name) + ":" + number(loss);

@@ -50,6 +50,7 @@ struct StepReport {
 struct ValidationReport {
     int64_t step;
     double loss;           // nats per token
+    double loss_ema;       // with the average of the weights; < 0 if none is kept
     double bits_per_byte;  // < 0 if the data's bytes are unknown
     double seconds;
     std::vector<std::pair<std::string, double>> by_set = {};  // of a mix: the loss on each of its sets

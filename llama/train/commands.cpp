@@ -194,10 +194,12 @@ static void export_folder(const ExportOptions& o, const std::string& folder, con
 }
 
 int export_command(const ExportOptions& o) {
-    const std::string folder = model_folder(o.from);
+    // A run that has ended has its average as a model of its own.
+    const bool own_folder = o.average && path_exists(o.from + "/final_ema/config.json");
+    const std::string folder = own_folder ? o.from + "/final_ema" : model_folder(o.from);
     const ModelConfig config = load_config(folder);
     const ParamTable table(config);
-    const HfWeights weights(folder, table);
+    const HfWeights weights(folder, table, nullptr, o.average && !own_folder);
     for (const std::string& w : weights.warnings()) std::fprintf(stderr, "train_llama: %s\n", w.c_str());
     const DType dtype = o.dtype.value_or(weights.dtype());
     (o.format == ModelFormat::gguf || o.to.ends_with(".gguf") ? export_gguf : export_folder)(o, folder, config, table,

@@ -160,9 +160,17 @@ RunEnd finish(Trainer& t) {
         return {exit_code};
     }
     if (!out.empty()) {
-        export_weights(out + "/final", core.config, core.table, t.process, core.device, core.compute, core.zero,
-                       t.sources.paths.tokenizer_files, t.options.shard_above_mib << 20);
-        t.log->line("saved    " + out + "/final");
+        const auto write = [&](const std::string& folder) {
+            export_weights(folder, core.config, core.table, t.process, core.device, core.compute, core.zero,
+                           t.sources.paths.tokenizer_files, t.options.shard_above_mib << 20);
+            t.log->line("saved    " + folder);
+        };
+        write(out + "/final");
+        if (t.options.ema > 0) {
+            core.zero.optimizer.show_average();
+            write(out + "/final_ema");
+            core.zero.optimizer.show_weights();
+        }
     }
     files.join();
     core.compute.synchronize();

@@ -40,7 +40,8 @@ void Health::take_folder(const TrainOptions& o) {
                 std::printf("moved    the earlier run to %s\n", to.c_str());
             status_->set_saved_step(-1);
         }
-        for (const char* inside : {"", "/final", "/checkpoints", "/wandb"}) remove_left_temporaries(o.out + inside);
+        for (const char* inside : {"", "/final", "/final_ema", "/checkpoints", "/wandb"})
+            remove_left_temporaries(o.out + inside);
         CheckpointStore(o.out).clean();
     }
     status_->running(0);

@@ -52,6 +52,7 @@ CommandTable command_table(ExportOptions& o) {
     g.choice(
         "--format", Keeps::no, o.format,
         "hf: a folder for Hugging Face's libraries, vLLM and llama.cpp's converter; gguf: one file for llama.cpp.");
+    g.on_off("--average", Keeps::no, o.average, "Export the average that a run keeps of its weights (--ema).");
     add_written(g, o);
     return table;
 }

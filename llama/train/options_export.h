@@ -20,6 +20,7 @@ inline constexpr auto kNames<ModelFormat> = std::to_array<Named<ModelFormat>>({{
 struct ExportOptions {
     ModelFormat format = ModelFormat::hf;
     std::string from, to;
+    bool average = false;        // the average of the weights instead
     bool overwrite = false;      // a model that is there already
     std::optional<DType> dtype;  // of the weights written; none: as stored
     int64_t shard_above_mib = kShardAbove >> 20;

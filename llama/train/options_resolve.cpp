@@ -166,7 +166,8 @@ BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
     return {.parameter = size_of(o.dtype),
             .gradient = size_of(o.gradient_dtype()),
             .master = o.master_dtype == o.dtype ? 0 : size_of(o.master_dtype),
-            .moments = 2 * size_of(o.adam_dtype)};
+            .moments = 2 * size_of(o.adam_dtype),
+            .average = o.ema > 0 ? size_of(DType::f32) : 0};
 }
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
@@ -178,6 +179,10 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
         "  nearest: --master-dtype fp32",
         name_of(o.master_dtype), name_of(o.dtype));
+    require_request(o.ema == 0 || o.master_dtype == DType::f32,
+                    "--ema %g with --master-dtype %s: what an update adds to the average is too small for narrow "
+                    "masters\n  nearest: --master-dtype fp32",
+                    o.ema, name_of(o.master_dtype));
     require_request(
         o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
         "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",

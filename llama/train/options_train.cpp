@@ -293,6 +293,9 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.real("--z-loss", Keeps::always, o.z_loss, 0, 1,
               "Factor of the square of the logits' log-sum-exp, which is added to the loss of each target and reported "
               "beside it (OLMo 2: 1e-5). 0: none.");
+    adam.real("--ema", Keeps::always, o.ema, 0, 0.9999999,
+              "Keep an exponential moving average of the weights, which keeps X of itself in an update (0.999): it is "
+              "validated beside them, saved, and written to OUT/final_ema. 0: none.");
     adam.whole(
         "--mup-base-width", Keeps::always, o.mup.base_width, 0, 1 << 24,
         "--dim of the model whose --lr and --init-std these are: each tensor's initial values and rate follow from it "

@@ -118,6 +118,7 @@ struct TrainOptions {
     MuonBlocks muon_blocks = MuonBlocks::whole;
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;
     double z_loss = 0;
+    double ema = 0;
     bool decay_embeddings = true;
     Mup mup;
     uint64_t seed = 1337;
@@ -224,8 +225,8 @@ struct TrainOptions {
 
 // Bytes of an element by purpose; masters are 0 where the parameters are their own.
 struct BytesPerParameter {
-    int64_t parameter, gradient, master, moments;
-    int64_t saved() const { return parameter + master + moments; }
+    int64_t parameter, gradient, master, moments, average;
+    int64_t saved() const { return parameter + master + moments + average; }
     int64_t all() const { return saved() + gradient; }
 };
 BytesPerParameter bytes_per_parameter(const TrainOptions&);

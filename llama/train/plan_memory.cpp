@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "kernels/adamw.h"
+#include "kernels/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
 #include "kernels/runtime/context.h"
@@ -234,6 +235,10 @@ class DryRun {
         if (!op.type && stream.name() == kFromHostStream) bus_.from += op.bytes;
         if (!op.type && stream.name() == kToHostStream) bus_.to += op.bytes;
         if (const SumSquares* s = op.as<SumSquares>(); s && s->on_host) bus_.from += s->n * size_of(s->dtype);
+        if (const Ema* e = op.as<Ema>(); e && stream.name() == kHostComputeStream)
+            bus_.in += 12 * e->n;
+        else if (e && e->on_host)  // the masters are there, too, or are the parameters
+            bus_.from += e->n * (o_.master_dtype != o_.dtype || o_.offload_params ? 8 : 4), bus_.to += 4 * e->n;
         const AdamW* a = op.as<AdamW>();
         const bool by_host = a && stream.name() == kHostComputeStream;
         if (!a || !(by_host || a->on_host)) return;

@@ -126,6 +126,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                      .master_dtype = o.master_dtype,
                      .adam_dtype = o.adam_dtype,
                      .muon = o.muon(),
+                     .ema = o.ema,
                      .loss_scaling = o.loss_scaling(),
                      .offload_optimizer = o.offload_optimizer,
                      .offload_params = o.offload_params,
@@ -214,8 +215,7 @@ static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths, L
             .await_records = [&log] { log.wait_for_files(); }};
 }
 
-// The most that this rank will take, saves and final weights included (plan_memory.h). What can't be planned has only
-// what is taken already, and says so.
+// The most that this rank will take, saves and final weights included (plan_memory.h); what can't be planned says so.
 static std::string planned_memory(const Trainer& t) {
     if (!t.process.is_root()) return "";
     const Place world = t.core->mesh.world();

@@ -50,6 +50,26 @@ static double loss_of(Trainer& t, size_t set, int64_t sequences) {
     return t.process.sum(loss_sum) / double(std::max<int64_t>(1, t.sources.val[set].data.targets(0, sequences)));
 }
 
+// The mean by shares of the loss on each set.
+static double mean_loss(Trainer& t, std::vector<std::pair<std::string, double>>& by_set) {
+    double loss = 0;
+    for (size_t k = 0; k < t.sources.val.size(); ++k) {
+        by_set.push_back({t.sources.val[k].name, loss_of(t, k, validation_sequences(t, k))});
+        loss += t.sources.val[k].share * by_set.back().second;
+    }
+    return loss;
+}
+
+// The same of the average of the weights; < 0 if none is kept.
+static double loss_of_average(Trainer& t) {
+    if (t.options.ema == 0) return -1;
+    std::vector<std::pair<std::string, double>> by_set;
+    t.core->zero.optimizer.show_average();
+    const double loss = mean_loss(t, by_set);
+    t.core->zero.optimizer.show_weights();
+    return loss;
+}
+
 // --stop-at-val-loss: this step becomes the last, on every rank, since all have the same loss. What a last step does
 // (evaluation, save, final weights, exit code 0) follows; the learning rate so far was that of the steps asked for.
 static void reach_target(Trainer& t, int64_t step, double loss) {
@@ -72,20 +92,20 @@ void validate(Trainer& t, int64_t step) {
     const TrainOptions& o = t.options;
     const int64_t samples = t.batches->samples_before(step + 1);
     if (t.mlperf) t.mlperf->evaluation_start(samples);
-    double loss = 0, bytes = 0;
-    bool bytes_known = true;
     std::vector<std::pair<std::string, double>> by_set;
-    for (size_t k = 0; k < sets.size(); ++k) {
-        by_set.push_back({sets[k].name, loss_of(t, k, validation_sequences(t, k))});
-        loss += sets[k].share * by_set.back().second;
-        bytes += sets[k].share * sets[k].bytes_per_token;
-        bytes_known &= sets[k].bytes_per_token > 0;
+    const double loss = mean_loss(t, by_set), loss_ema = loss_of_average(t);
+    double bytes = 0;
+    bool bytes_known = true;
+    for (const DataSources::Validation& set : sets) {
+        bytes += set.share * set.bytes_per_token;
+        bytes_known &= set.bytes_per_token > 0;
     }
     if (by_set.size() == 1) by_set.clear();
     const bool reached = step > 0 && loss <= o.stop_at_val_loss;
     if (t.mlperf) t.mlperf->evaluation_stop(samples, loss, reached);
     t.log->validation({.step = step,
                        .loss = loss,
+                       .loss_ema = loss_ema,
                        .bits_per_byte = bytes_known ? loss / M_LN2 / bytes : -1,
                        .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
                        .by_set = std::move(by_set)});

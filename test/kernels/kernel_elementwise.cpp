@@ -65,6 +65,22 @@ TEST(Elementwise, ReduceAddMatchesCpu) {
     compare_on_devices(unaligned, {});
 }
 
+TEST(Elementwise, EmaMatchesCpu) {
+    for (const int64_t n : kLengths)
+        for (const int64_t offset : {0, 1})
+            for (const float scale : {0.5f, NAN}) {
+                const Data average = normal(n + offset, DType::f32, 1), x = normal(n + offset, DType::f32, 2);
+                const auto op = [&](KernelRun& run) {
+                    ema(run.stream(), {.average = run.inout<float>("average", average) + offset,
+                                       .x = run.input<float>(x) + offset,
+                                       .grad_scale = run.input<float>(std::vector<float>{scale}),
+                                       .n = n,
+                                       .weight = 0.001f});
+                };
+                compare_on_devices(op, {});
+            }
+}
+
 TEST(Elementwise, SumRowsMatchesCpu) {
     for (const DType in : kTypes)
         for (const DType out : kTypes)

@@ -3,9 +3,11 @@
 
 #include "kernels/adamw.h"
 #include "kernels/bias_correction.h"
+#include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
 #include "kernels/stochastic_rounding.h"
 #include "test/kernels/double_ops.h"
+#include "test/kernels/ema_golden.h"
 
 namespace rz::test {
 namespace {
@@ -249,6 +251,25 @@ TEST_P(CpuOptimizer, SquaresOfHugeGradientsDoNotOverflow) {
     double partial[2];
     sum_squares_cpu({.partial = partial, .x = x.data(), .n = 512, .block = 256, .dtype = DType::f32});
     EXPECT_NEAR(partial[0] / 256e60, 1, 1e-6);
+}
+
+// To the bit, in any cut; a step that is skipped leaves it.
+TEST_P(CpuOptimizer, TheAverageOfTheWeightsIsTorchs) {
+    using namespace ema_golden;
+    const float *const wants[] = {kAverage0, kAverage1}, scales[] = {0.5f, NAN, INFINITY};
+    for (size_t d = 0; d < std::size(kDecays); ++d)
+        for (const int64_t cut : {int64_t(0), int64_t(1), int64_t(8), int64_t(13)}) {
+            std::vector<float> average(kWeights, kWeights + kN);
+            for (int64_t step = 1; step <= kSteps; ++step)
+                for (const float& scale : scales)
+                    for (const auto& [begin, end] : {std::pair(int64_t(0), cut), {cut, kN}})
+                        ema_cpu({.average = average.data() + begin,
+                                 .x = kWeights + (&scale == scales ? step : 0) * kN + begin,
+                                 .grad_scale = &scale,
+                                 .n = end - begin,
+                                 .weight = float(1 - kDecays[d])});
+            for (int64_t i = 0; i < kN; ++i) EXPECT_EQ(average[size_t(i)], wants[d][i]) << "element " << i;
+        }
 }
 
 }  // namespace

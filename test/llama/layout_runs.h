@@ -54,6 +54,7 @@ struct Layout {
     int64_t T = kT;
     float rate = 1e-3f, z_loss = 0;
     bool decay_embeddings = true;
+    int left_out = 0;  // the update of this step, from 1
     Mup mup = {};
     int64_t logits_bytes = 1500;      // several chunks
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
@@ -77,6 +78,7 @@ using Tensors = std::vector<std::vector<float>>;
 struct Outcome {
     std::vector<double> losses, z_losses;   // of each step, mean over tokens
     std::vector<std::vector<float>> norms;  // by rank, of each step
+    Tensors averages;                       // with zero.ema
     Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
     std::string statistics;                 // JSON
     int64_t unequal = 0;                    // elements that two ranks hold and that differ
@@ -205,7 +207,8 @@ inline Outcome train(const Layout& how) {
     out.z_losses.resize(size_t(how.steps));
     out.norms.resize(size_t(ranks));
     out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
-    Collector weights(how.config, out.weights), gradients(how.config, out.gradients);
+    Collector weights(how.config, out.weights), gradients(how.config, out.gradients),
+        averages(how.config, out.averages);
     std::mutex mutex;
     LoopbackHub hub(ranks);
     hub.run([&](int rank) {
@@ -234,6 +237,7 @@ inline Outcome train(const Layout& how) {
             if (step == how.steps - 1 && how.dp == 1 && how.zero.whole_gradients())
                 for (int u = 0; u < int(core.table.held_units().size()); ++u)
                     gradients.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
+            if (step + 1 == how.left_out) core.zero.optimizer.leave_out();
             core.zero.optimizer.update(how.rate, step + 1);
             if (statistics) statistics->end(step);
             compute.synchronize();
@@ -260,10 +264,15 @@ inline Outcome train(const Layout& how) {
             out.sent[size_t(rank)][k] -= before[k];
             out.expected[size_t(rank)][k] *= how.steps;
         }
+        if (how.zero.ema > 0) {
+            core.zero.optimizer.show_average();
+            add_parameters(core, averages);
+            core.zero.optimizer.show_weights();
+        }
         add_parameters(core, weights);
     });
     EXPECT_EQ(weights.missing(), 0);
-    out.unequal = weights.unequal() + gradients.unequal();
+    out.unequal = weights.unequal() + gradients.unequal() + averages.unequal();
     return out;
 }
 

@@ -46,15 +46,16 @@ struct Held {
           table(config, holding(mesh)),
           stream(kCpu, "compute"),
           zero(kCpu, stream, unit_layouts(table), decay_segments(table),
-               {.stage = l.stage, .param_dtype = DType::bf16, .grad_dtype = DType::bf16}, AdamWOptions{}, mesh) {}
+               {.stage = l.stage, .param_dtype = DType::bf16, .grad_dtype = DType::bf16, .ema = 0.5}, AdamWOptions{},
+               mesh) {}
     template <class Body>
-    void each(const Body& body) {  // body(master, m, v, tensor, element)
+    void each(const Body& body) {  // body(master, m, v, average, tensor, element)
         for (const OwnedRange& r : zero.optimizer.owned())
             table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
                 const int64_t at = run.local - r.local;
                 for (int64_t i = at; i < at + run.count; ++i)
                     body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
-                         run.tensor, run.first + i - at);
+                         static_cast<float*>(r.ema)[i], run.tensor, run.first + i - at);
             });
     }
     Mesh mesh;
@@ -81,7 +82,9 @@ TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
         Held held(process, all[l]);
         initialise_weights(held.table, 5, held.stream, held.zero);
         held.stream.synchronize();
-        held.each([](float&, float& m, float& v, int t, int64_t i) { m = value(t, i, 1), v = value(t, i, 2); });
+        held.each([](float&, float& m, float& v, float& average, int t, int64_t i) {
+            m = value(t, i, 1), v = value(t, i, 2), average = value(t, i, 3);
+        });
         CheckpointWriter writer(process, kCpu, held.stream, held.zero, held.table, held.config,
                                 {.run_folder = folder, .keep = 0, .timeout_s = 30});
         Manifest manifest;
@@ -103,14 +106,14 @@ TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
         process.barrier();
         // Read by the next layout, into a state of other values.
         Held next(process, all[(l + 1) % all.size()]);
-        next.each([](float& w, float& m, float& v, int, int64_t) { w = m = v = -1; });
+        next.each([](float& w, float& m, float& v, float& average, int, int64_t) { w = m = v = average = -1; });
         ASSERT_EQ(load_state(path, now, next.table, process, kCpu, next.stream, next.zero, nullptr), "");
         const Safetensors masters(path + "/" + path_of(StatePart::master));
         int64_t wrong = 0, seen = 0;
-        next.each([&](float w, float m, float v, int t, int64_t i) {
+        next.each([&](float w, float m, float v, float average, int t, int64_t i) {
             float want = 0;
             masters.read(*masters.find(next.table.tensors()[size_t(t)].name), i, 1, DType::f32, &want);
-            wrong += w != want || m != value(t, i, 1) || v != value(t, i, 2);
+            wrong += w != want || m != value(t, i, 1) || v != value(t, i, 2) || average != value(t, i, 3);
             ++seen;
         });
         EXPECT_EQ(wrong, 0) << "of " << seen << ", read with " << all[(l + 1) % all.size()].text();

@@ -259,6 +259,7 @@ TEST(Options, BytesOfAParameterFollowTheTypes) {
         {{"--dtype", "bf16", "--grad-dtype", "fp32"}, 2 + 4 + 4 + 8, 14},
         {{"--dtype", "bf16", "--master-dtype", "bf16", "--adam-dtype", "bf16"}, 2 + 2 + 0 + 4, 6},
         {{"--dtype", "fp16"}, 2 + 4 + 4 + 8, 14},
+        {{"--dtype", "bf16", "--ema", "0.999"}, 2 + 2 + 4 + 8 + 4, 18},
     };
     for (const auto& c : cases) {
         const BytesPerParameter b = bytes_per_parameter(training(c.flags));

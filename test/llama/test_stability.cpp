@@ -1,10 +1,30 @@
-// z-loss and the decay of embeddings over layouts: one rank's numbers on any other.
+// z-loss, the decay of embeddings and the average of weights over layouts: one rank's numbers on any other.
 #include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
 using namespace layout_runs;
+
+struct Cut {
+    int tp, dp, pp, zero;
+    PipelineKind schedule = {};
+    int64_t logits_bytes = 1500;
+    std::string text() const { return format("tp %d, dp %d, pp %d, ZeRO-%d", tp, dp, pp, zero); }
+    Layout of(Layout one) const {
+        one.tp = tp, one.dp = dp, one.pp = pp, one.zero.stage = zero, one.logits_bytes = logits_bytes;
+        if (pp > 1) one.schedule = schedule;
+        return one;
+    }
+};
+const Cut kCuts[] = {{2, 1, 1, 0},
+                     {4, 3, 1, 3, {}, 1 << 20},
+                     {1, 3, 1, 2},
+                     {1, 3, 1, 1},
+                     {1, 1, 2, 0, PipelineKind::zb_v},
+                     {1, 3, 2, 1, PipelineKind::f1b1, 400},
+                     {2, 1, 2, 0, PipelineKind::zb_h1},
+                     {1, 1, 1, 0, {}, 1 << 20}};
 
 TEST(ZLossLayouts, TrainsAsOneRankDoes) {
     Layout one{.config = toy(2), .B = 3, .micro_batches = 4, .steps = 3, .z_loss = 0.02f};
@@ -18,22 +38,34 @@ TEST(ZLossLayouts, TrainsAsOneRankDoes) {
     // At the first step logits are small: lse is not far above log V.
     const double log_v = std::log(37.0);
     EXPECT_NEAR(want.z_losses[0], 0.02 * log_v * log_v * 8 / 9, 0.02 * log_v * log_v * 0.25);
-    struct Case {
-        int tp, dp, pp, zero;
-        PipelineKind schedule;
-        int64_t logits_bytes;
-    };
-    for (const Case& c : {Case{2, 1, 1, 0, {}, 1500}, Case{4, 3, 1, 3, {}, 1 << 20}, Case{1, 3, 1, 2, {}, 1500},
-                          Case{1, 1, 2, 0, PipelineKind::zb_v, 1500}, Case{1, 3, 2, 1, PipelineKind::f1b1, 400},
-                          Case{2, 1, 2, 0, PipelineKind::zb_h1, 1500}, Case{1, 1, 1, 0, {}, 1 << 20}}) {
-        SCOPED_TRACE(format("tp %d, dp %d, pp %d, ZeRO-%d", c.tp, c.dp, c.pp, c.zero));
-        Layout cut = one;
-        cut.tp = c.tp, cut.dp = c.dp, cut.pp = c.pp, cut.zero.stage = c.zero, cut.logits_bytes = c.logits_bytes;
-        if (c.pp > 1) cut.schedule = c.schedule;
-        const Outcome got = train(cut);
+    for (const Cut& c : kCuts) {
+        SCOPED_TRACE(c.text());
+        const Outcome got = train(c.of(one));
         expect_close(got, want, 3 * double(one.rate));
         for (size_t s = 0; s < want.z_losses.size(); ++s)
             EXPECT_NEAR(got.z_losses[s], want.z_losses[s], 1e-5 * want.z_losses[s]) << "step " << s + 1;
+    }
+}
+
+TEST(FlagLayouts, TrainAsOneRankDoes) {
+    Layout plain{.config = toy(2), .B = 3, .micro_batches = 2, .steps = 2};
+    plain.config.layers = 4;
+    Layout no_decay = plain, init_scale = plain, mup = plain, skips = plain;
+    no_decay.decay_embeddings = false;
+    init_scale.config.branch_init = 1;
+    mup.mup = {.base_width = 12, .base_depth = 2, .base_head_dim = 2};
+    skips.left_out = 1;
+    const Tensors without = train(plain).weights;
+    for (const auto& [name, one] : {std::pair("--decay-embeddings off", no_decay),
+                                    {"--init-scale 1", init_scale},
+                                    {"--mup-base-width", mup},
+                                    {"--on-spike skip", skips}}) {
+        const Outcome want = train(one);
+        EXPECT_NE(want.weights, without) << name;
+        for (const Cut& c : kCuts) {
+            SCOPED_TRACE(name + (" on " + c.text()));
+            expect_close(train(c.of(one)), want, 2 * double(one.rate));
+        }
     }
 }
 
@@ -72,6 +104,46 @@ TEST(DecayEmbeddings, RowsWithoutGradientStayToTheBit) {
             if (tp * dp * pp > 1) continue;
             for (size_t t = 1; t < got.weights.size(); ++t)
                 EXPECT_EQ(got.weights[t], decays.weights[t]) << "tensor " << t;
+        }
+    }
+}
+
+// Of the weights after each of two updates, to the bit, on any layout; and the weights are those without.
+TEST(Average, IsThatOfItsOwnWeightsOnAnyLayout) {
+    struct Case {
+        int tp, dp, pp, zero;
+        bool bf16 = false;
+        PipelineKind schedule = PipelineKind::f1b1;
+    };
+    for (const Case& c :
+         {Case{1, 1, 1, 0}, Case{1, 3, 1, 1}, Case{1, 3, 1, 2, true}, Case{1, 3, 1, 3}, Case{2, 1, 1, 0},
+          Case{4, 3, 1, 3, true}, Case{1, 1, 2, 0, true, PipelineKind::zb_v}, Case{2, 3, 2, 2}}) {
+        SCOPED_TRACE(format("tp %d, dp %d, pp %d, ZeRO-%d", c.tp, c.dp, c.pp, c.zero));
+        Layout how{.config = toy(2, /*tied=*/c.pp > 1), .tp = c.tp, .dp = c.dp, .pp = c.pp, .B = 3};
+        how.config.layers = 4, how.micro_batches = 2, how.rate = 1e-2f;
+        how.zero.stage = c.zero, how.zero.accumulate_locally = c.pp > 1 && c.zero >= 2;  // the head is tied
+        if (c.pp > 1) how.schedule = c.schedule;
+        Tensors want;
+        for (how.steps = 0; how.steps <= 2; ++how.steps) {
+            how.zero.ema = 0;
+            const Outcome plain = train(how);
+            if (how.steps == 0) want = plain.weights;
+            for (size_t t = 0; t < want.size(); ++t)
+                for (size_t i = 0; i < want[t].size(); ++i)
+                    want[t][i] = std::fmaf(0.25f, plain.weights[t][i] - want[t][i], want[t][i]);
+            if (how.steps < 2) continue;
+            how.zero.ema = 0.75;
+            const Outcome got = train(how);
+            EXPECT_EQ(got.averages, want);
+            EXPECT_EQ(got.weights, plain.weights);
+            EXPECT_EQ(got.unequal, 0);
+            if (!c.bf16) continue;
+            how.zero.param_dtype = how.zero.grad_dtype = how.zero.wire_dtype = DType::bf16;  // masters apart
+            const Outcome narrow = train(how);
+            how.zero.ema = 0;
+            EXPECT_EQ(narrow.weights, train(how).weights);
+            EXPECT_NE(narrow.averages, narrow.weights);
+            how.zero.param_dtype = how.zero.grad_dtype = how.zero.wire_dtype = DType::f32;
         }
     }
 }

@@ -230,6 +230,8 @@ TEST_F(TrainerTest, TakesThePlannedMemoryToTheByte) {
                                {"--zero", "3", "--recompute", "block", "--prefetch", "3"},
                                {"--zero", "3", "--no-overlap", "--head", "tied", "--logits-mib", "1"},
                                {"--dtype", "bf16", "--adam-dtype", "bf16", "--master-dtype", "bf16"},
+                               {"--zero", "3", "--dtype", "bf16", "--ema", "0.9"},
+                               {"--ema", "0.9"},
                                {"--vocab", "9000", "--batch-tokens", "128"}}) {
         std::string text;
         for (const std::string& f : flags) text += f + " ";

@@ -62,6 +62,7 @@ MORE_SETTINGS = {
     "cp-exchange": ["", "ring"],
     "tp-overlap": ["", "on"],
     "doc-mask": ["", "bos"],
+    "ema": ["", "0.9"],
     "data-threads": ["", "0"],
 }
 # What --fp8 has instead: products need sides that are multiples of 16.
@@ -105,7 +106,7 @@ def sensible(row):
         return False
     if row["shard-size"] and (zero == 0 or (ranks // pp // tp // cp) % 2):
         return False
-    if row["master-dtype"] and row["dtype"] != "bf16":
+    if row["master-dtype"] and (row["dtype"] != "bf16" or row.get("ema")):
         return False
     if pp > 1 and ranks % pp:
         return False

@@ -89,6 +89,38 @@ check "the mean trains on" bash -c "$program --init-from $work/mean --data $work
 check "the mean of one model is refused" bash -c "! $program average ${steps[0]} --to $work/mean1 > $work/log 2>&1"
 run small --dim 16 --ffn 20 --steps 1
 check "models that differ are refused" bash -c "! $program average ${steps[0]} $work/small/final --to $work/mean2 > $work/log 2>&1"
+
+# ---- the average that a run keeps of its weights ----
+same_average() { cmp "$work/$1/final_ema/model.safetensors" "$work/$2/final_ema/model.safetensors" > "$work/log" 2>&1; }
+check "trains with --ema" run ema --steps 6 --ema 0.5 --save-every 3
+check "says the average's loss" says "step 6 \| validation loss [0-9.]+ nats.*, of the average [0-9.]+"
+run no_ema --steps 6 --save-every 3
+check "the weights are those without" same ema no_ema
+average() { "$program" --init-from "$work/ema/final_ema" --data "$work/data" --seq-len 24 --batch 1 --steps 0 --val-tokens 48 --threads 1 --device cpu --out "$work/average"; }
+check "the average is a model" bash -c "$(declare -f average); work=$work program=$program; average > $work/log 2>&1"
+check "of that loss, to the digit" python3 - "$work/ema" "$work/average" << 'END'
+import json, sys
+a, b = ([j for j in map(json.loads, open(f + "/metrics.jsonl")) if "val_loss" in j][-1] for f in sys.argv[1:])
+assert a["val_loss_ema"] == b["val_loss"] != a["val_loss"], (a, b)
+END
+check "the checkpoint's is exported" bash -c "$program export --average --from $work/ema/checkpoints/step_000000006 --to $work/exported > $work/log 2>&1"
+check "  the same" cmp "$work/exported/model.safetensors" "$work/ema/final_ema/model.safetensors"
+check "none to export" bash -c "! $program export --average --from $work/no_ema --to $work/no > $work/log 2>&1"
+check "  in words" says "holds no average of the weights"
+cp -r "$work/ema" "$work/ema_half"
+rm -r "$work/ema_half/checkpoints/step_000000006" "$work/ema_half/final" "$work/ema_half/final_ema"
+check "resumes in the middle" resume ema_half
+check "  with the same average" same_average ema_half ema
+for layout in "--ranks 3 --zero 3" "--ranks 4 --tp 2 --pp 2 --zero 1"; do
+  rm -rf "$work/ema_half/final" "$work/ema_half/final_ema"
+  # shellcheck disable=SC2086
+  check "the average is read by $layout" resume ema_half $layout
+  check "  to the bit" same_average ema_half ema
+done
+rm -r "$work/no_ema/checkpoints/step_000000006" "$work/no_ema/final"
+check "a run that had none" resume no_ema --ema 0.5
+check "  begins with its weights, and says so" says "it has no average of the weights: --ema begins with them"
+
 # ---- recommended rates and batches ----
 small=("${model[@]}" --data "$work/data" --seq-len 24 --batch 1 --val-every 0 --val-tokens 48)
 check "--auto trains" bash -c "$program ${small[*]} --auto --steps 20 --save-every 10 --out $work/auto > $work/log 2>&1"

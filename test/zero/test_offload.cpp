@@ -69,6 +69,29 @@ TEST(Offload, TheOptimizerOnTheHostChangesNoBit) {
         }
 }
 
+// And a step that is skipped leaves it, as it leaves the weights.
+TEST(Offload, TheAverageOfTheWeightsChangesNoBit) {
+    for (const DType param : {DType::f32, DType::bf16}) {
+        Case plain = base(0, param);
+        const std::vector<float> weights = run_offloaded(3, plain).weights;
+        plain.zero.ema = 0.75;
+        const Result want = run_offloaded(3, plain);
+        ASSERT_EQ(want.weights.size(), 2 * weights.size());
+        EXPECT_TRUE(std::equal(weights.begin(), weights.end(), want.weights.begin() + long(weights.size())))
+            << "training does not see the average, nor that it was shown";
+        EXPECT_FALSE(std::equal(weights.begin(), weights.end(), want.weights.begin()));
+        for (const int stage : {0, 1, 2, 3})
+            for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream,
+                                               OffloadOptimizer::zero_copy, OffloadOptimizer::cpu}) {
+                Case c = base(stage, param);
+                c.zero.ema = 0.75, c.zero.accumulate_locally = stage >= 2;  // one order of summation
+                c.zero.offload_optimizer = way;
+                c.zero.offload_params = stage == 3 && way != OffloadOptimizer::none;
+                EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way) << ", stage " << stage;
+            }
+    }
+}
+
 TEST(Offload, ParametersAndGradientsOnTheHostChangeNoBit) {
     for (const int ranks : {1, 3})
         for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream, OffloadOptimizer::cpu}) {

@@ -70,7 +70,7 @@ inline ModelConfig toy(bool tied, int64_t layers = 3, int64_t vocab = 37) {
 }
 
 struct Result {
-    std::vector<float> weights;  // of all units, without padding
+    std::vector<float> weights;  // of all units, without padding; with an average that before them
     std::vector<float> norms;    // of each step that was made
     int64_t updates = 0;         // that AdamW counted
     std::vector<float> scales;   // with loss scaling: after each step
@@ -85,6 +85,22 @@ inline void fill_sequences(int64_t first, int64_t count, int64_t T, int64_t V, i
             tokens[s * T + t] = int32_t(rng() % uint32_t(V));
             targets[s * T + t] = int32_t(rng() % uint32_t(V));
         }
+    }
+}
+
+// All units without padding, as this rank's parameters are.
+inline void add_weights(TrainingCore& core, std::vector<float>& weights) {
+    const DType dtype = core.zero.options.param_dtype;
+    for (int u = 0; u < int(core.table.units().size()); ++u) {
+        const UnitLayout& unit = core.zero.ownership.unit(u);
+        const Buffer whole(core.device, unit.padded * size_of(dtype), MemKind::workspace, "a unit");
+        core.zero.params.gather_whole(u, whole.data());
+        core.compute.synchronize();
+        if (core.device.is_planned() && !core.device.context->planned.executes) continue;
+        with_dtype(dtype, [&]<class E>() {
+            for (int64_t i = 0; i < core.table.units()[size_t(u)].size; ++i)
+                weights.push_back(float(whole.as<const E>()[i]));
+        });
     }
 }
 
@@ -153,17 +169,12 @@ inline Result train(Mesh& mesh, const Case& how) {
     }
     if (how.bytes_sent) (*how.bytes_sent)[size_t(data.rank)] = mesh.bytes_sent() - bytes_before;
     compute.copy(&result.updates, zero.optimizer.updates(), 8);
-    for (int u = 0; u < int(table.units().size()); ++u) {
-        const UnitLayout& unit = zero.ownership.unit(u);
-        const Buffer whole(device, unit.padded * size_of(how.zero.param_dtype), MemKind::workspace, "a unit");
-        zero.params.gather_whole(u, whole.data());
-        compute.synchronize();
-        with_dtype(how.zero.param_dtype, [&]<class E>() {
-            const E* e = whole.as<const E>();
-            if (!executes) return;
-            for (int64_t i = 0; i < table.units()[size_t(u)].size; ++i) result.weights.push_back(float(e[i]));
-        });
+    if (how.zero.ema > 0) {
+        zero.optimizer.show_average();
+        add_weights(core, result.weights);
+        zero.optimizer.show_weights();
     }
+    add_weights(core, result.weights);
     return result;
 }
 
