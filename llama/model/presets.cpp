@@ -78,7 +78,7 @@ std::span<const Preset> presets() {
         {"smollm2-360m", smollm2({960, 2560, 32, 15, 5, 49152}, 1e5), "HuggingFaceTB/SmolLM2-360M"},
         {"smollm2-1.7b", smollm2({2048, 8192, 24, 32, 32, 49152}, 130000),
          "HuggingFaceTB/SmolLM2-1.7B", "SmolLM2 1.7B"},
-        {"smollm3-3b", smollm3({2048, 11008, 36, 16, 4, 128256}), "HuggingFaceTB/SmolLM3-3B"},
+        {"smollm3-3b", smollm3({2048, 11008, 36, 16, 4, 128256}), "HuggingFaceTB/SmolLM3-3B", "SmolLM3 3B"},
         {"qwen2.5-0.5b", qwen2_5({896, 4864, 24, 14, 2, 151936}, true, 32768), "Qwen/Qwen2.5-0.5B"},
         {"qwen2.5-1.5b", qwen2_5({1536, 8960, 28, 12, 2, 151936}, true, 131072), "Qwen/Qwen2.5-1.5B"},
         {"qwen2.5-3b", qwen2_5({2048, 11008, 36, 16, 2, 151936}, true, 32768), "Qwen/Qwen2.5-3B"},

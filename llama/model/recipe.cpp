@@ -10,32 +10,35 @@ namespace rz {
 
 std::span<const Published> published() {
     constexpr double M = 1e6, B = 1e9, Mi = 1 << 20;
-    static const char* const kPythia = "Biderman et al. 2023";
+    static const char* const kPythia = "Biderman et al. 2023; EleutherAI/pythia, models/";
     static const char* const kGpt3 = "Brown et al. 2020, table 2.1";
-    static const char* const kLlama2 = "Touvron et al. 2023b";
-    static const char* const kLlama3 = "Grattafiori et al. 2024";
+    static const char* const kLlama2 = "Touvron et al. 2023b, table 1";
+    static const char* const kLlama3 = "Grattafiori et al. 2024, table 3, section 3.4.1";
+    static const char* const kLlama3Small = "Grattafiori et al. 2024, table 3; the 405B's batch";
+    static const char* const kDeepSeek = "Bi et al. 2024; deepseek-ai/DeepSeek-LLM, README.md";
     static const std::vector<Published> all = {
-        {"nanoGPT on characters", 10.65 * M, 1e-3, 16384, 16384, "config/train_shakespeare_char.py"},
+        {"nanoGPT on characters", 10.65 * M, 1e-3, 16384, 16384, "its config/train_shakespeare_char.py"},
         {"Pythia 70M", 70 * M, 1e-3, 2 * Mi, 2 * Mi, kPythia},
-        {"GPT-2 124M", 124 * M, 6e-4, 0.5 * Mi, 0.5 * Mi, "llm.c, discussion 481"},
+        {"GPT-2 124M", 124 * M, 6e-4, 0.5 * Mi, 0.5 * Mi, "llm.c, scripts/run_gpt2_124M.sh"},
         {"GPT-3 125M", 125 * M, 6e-4, 0.5 * M, 0.5 * M, kGpt3},
         {"Pythia 160M", 160 * M, 6e-4, 2 * Mi, 2 * Mi, kPythia},
         {"GPT-3 350M", 350 * M, 3e-4, 0.5 * M, 0.5 * M, kGpt3},
         {"Pythia 410M", 410 * M, 3e-4, 2 * Mi, 2 * Mi, kPythia},
         {"GPT-3 760M", 760 * M, 2.5e-4, 0.5 * M, 0.5 * M, kGpt3},
-        {"TinyLlama 1.1B", 1.1 * B, 4e-4, 2 * Mi, 2 * Mi, "Zhang et al. 2024"},
+        {"TinyLlama 1.1B", 1.1 * B, 4e-4, 2 * Mi, 2 * Mi, "Zhang et al. 2024; its model card"},
         {"GPT-3 1.3B", 1.3 * B, 2e-4, 1 * M, 1 * M, kGpt3},
-        {"SmolLM2 1.7B", 1.71 * B, 5e-4, 2 * M, 2 * M, "Ben Allal et al. 2025"},
+        {"SmolLM2 1.7B", 1.71 * B, 5e-4, 2 * M, 2 * M, "Ben Allal et al. 2025, not looked up"},
         {"Pythia 2.8B", 2.8 * B, 1.6e-4, 2 * Mi, 2 * Mi, kPythia},
+        {"SmolLM3 3B", 3.08 * B, 2e-4, 576 * 4096, 576 * 4096, "huggingface/smollm, text/pretraining"},
         {"GPT-3 6.7B", 6.7 * B, 1.2e-4, 2 * M, 2 * M, kGpt3},
         {"Llama 2 7B", 6.7 * B, 3e-4, 4 * M, 4 * M, kLlama2},
-        {"DeepSeek LLM 7B", 6.9 * B, 4.2e-4, 2304 * 4096, 2304 * 4096, "Bi et al. 2024"},
-        {"OLMo 2 7B", 7.3 * B, 3e-4, 4 * Mi, 4 * Mi, "OLMo team 2025"},
-        {"Llama 3 8B", 8.03 * B, 3e-4, 4 * Mi, 16 * Mi, kLlama3},
+        {"DeepSeek LLM 7B", 6.9 * B, 4.2e-4, 2304 * 4096, 2304 * 4096, kDeepSeek},
+        {"OLMo 2 7B", 7.3 * B, 3e-4, 4 * Mi, 4 * Mi, "allenai/OLMo, OLMo2-7B-stage1.yaml"},
+        {"Llama 3 8B", 8.03 * B, 3e-4, 4 * Mi, 16 * Mi, kLlama3Small},
         {"Llama 2 13B", 13 * B, 3e-4, 4 * M, 4 * M, kLlama2},
-        {"DeepSeek LLM 67B", 67 * B, 3.2e-4, 4608 * 4096, 4608 * 4096, "Bi et al. 2024"},
+        {"DeepSeek LLM 67B", 67 * B, 3.2e-4, 4608 * 4096, 4608 * 4096, kDeepSeek},
         {"Llama 2 70B", 69 * B, 1.5e-4, 4 * M, 4 * M, kLlama2},
-        {"Llama 3 70B", 70.6 * B, 1.5e-4, 4 * Mi, 16 * Mi, kLlama3},
+        {"Llama 3 70B", 70.6 * B, 1.5e-4, 4 * Mi, 16 * Mi, kLlama3Small},
         {"Llama 3 405B", 406 * B, 8e-5, 4 * Mi, 16 * Mi, kLlama3},
     };
     return all;
