@@ -1,8 +1,36 @@
 #include "comm/meter.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace rz {
+
+// Intervals of time, in order and apart from each other.
+using Intervals = std::vector<std::pair<double, double>>;
+
+static Intervals joined(Intervals all) {
+    std::sort(all.begin(), all.end());
+    Intervals apart;
+    for (const auto& [from, to] : all)
+        if (!apart.empty() && from <= apart.back().second)
+            apart.back().second = std::max(apart.back().second, to);
+        else
+            apart.emplace_back(from, to);
+    return apart;
+}
+
+static double length(const Intervals& all) {
+    double sum = 0;
+    for (const auto& [from, to] : all) sum += to - from;
+    return sum;
+}
+
+static double common_length(const Intervals& a, const Intervals& b) {
+    double sum = 0;
+    for (size_t i = 0, j = 0; i < a.size() && j < b.size(); a[i].second < b[j].second ? ++i : ++j)
+        sum += std::max(0.0, std::min(a[i].second, b[j].second) - std::max(a[i].first, b[j].first));
+    return sum;
+}
 
 void CommMeter::wait(Stream& compute, const Event& event) {
     if (!event.valid()) return;
@@ -51,13 +79,26 @@ CommTotals CommMeter::take() {
 CommTotals CommMeter::take_complete(Batch batch) {
     Batch complete;
     std::lock_guard lock(mutex_);
-    for (Span& span : batch.spans) (span.ended.done() ? complete : open_).spans.push_back(std::move(span));
-    for (auto& wait : batch.waits) (wait.second.done() ? complete : open_).waits.push_back(std::move(wait));
+    // A collective is counted with the waits that it lies in.
+    std::vector<Event> open_since;
+    for (auto& wait : batch.waits) {
+        const bool done = wait.second.done();
+        if (!done && wait.first.done()) open_since.push_back(wait.first);
+        (done ? complete : open_).waits.push_back(std::move(wait));
+    }
+    for (Span& span : batch.spans) {
+        const bool done = span.ended.done() && std::none_of(open_since.begin(), open_since.end(), [&](const Event& e) {
+                              return span.ended.seconds_since(e) > 0;
+                          });
+        (done ? complete : open_).spans.push_back(std::move(span));
+    }
     return add_up(complete);
 }
 
 CommTotals CommMeter::add_up(const Batch& batch) {
     CommTotals totals;
+    Intervals running, still;
+    const Event* first = batch.spans.empty() ? nullptr : &batch.spans[0].began;
     for (const Span& span : batch.spans) {
         OpTotals& op = totals.ops[span.op];
         const double seconds = span.ended.seconds_since(span.began);
@@ -67,8 +108,15 @@ CommTotals CommMeter::add_up(const Batch& batch) {
         totals.bytes_sent += span.bytes_sent;
         totals.total_s += seconds;
         totals.axes[span.axis] += seconds;
+        running.emplace_back(span.began.seconds_since(*first), span.ended.seconds_since(*first));
     }
-    for (const auto& [before, after] : batch.waits) totals.exposed_s += after.seconds_since(before);
+    for (const auto& [before, after] : batch.waits) {
+        totals.exposed_s += after.seconds_since(before);
+        if (first) still.emplace_back(before.seconds_since(*first), after.seconds_since(*first));
+    }
+    running = joined(std::move(running));
+    totals.busy_s = length(running);
+    totals.hidden_s = totals.busy_s - common_length(running, joined(std::move(still)));
     return totals;
 }
 
@@ -77,8 +125,8 @@ std::string CommTotals::table() const {
     for (const auto& [name, op] : ops)
         text += format("  %-16s %8lld %12s %9.2f ms\n", name.c_str(), (long long)op.calls,
                        human_bytes(op.bytes_sent).c_str(), 1e3 * op.seconds);
-    text += format("  exposed %.2f ms of %.2f ms: overlap efficiency %.1f %%\n", 1e3 * exposed_s, 1e3 * total_s,
-                   100 * overlap_efficiency());
+    text += format("  compute stood still for %.2f ms and went on in %.2f ms of %.2f ms: overlap efficiency %.1f %%\n",
+                   1e3 * exposed_s, 1e3 * hidden_s, 1e3 * busy_s, 100 * overlap_efficiency());
     return text;
 }
 

@@ -1,9 +1,11 @@
 #pragma once
 // What communication costs: a timer, bytes and seconds per operation, and how much of that time compute had to wait.
 //
-//   overlap efficiency = 1 - exposed / total
-//   total    time that collectives took on their stream, between the events around each
-//   exposed  time that the compute stream stood still in CommMeter::wait
+//   overlap efficiency = hidden / busy, in [0, 1]
+//   total    time that collectives took on their streams, between the events around each
+//   busy     time in which at least one of them ran
+//   hidden   the part of it in which the compute stream did not stand still
+//   exposed  time that the compute stream stood still in CommMeter::wait, for late ranks too: it may exceed the total
 //
 // Times come from events, so on CUDA nothing is synchronised until take() (whose events are then long complete).
 
@@ -37,8 +39,8 @@ struct CommTotals {
     std::map<std::string, OpTotals> ops;  // by name: "all_reduce", "all_gather", ...
     std::map<std::string, double> axes;   // seconds by axis: "tp", "data", ...
     int64_t bytes_sent = 0;
-    double total_s = 0, exposed_s = 0;
-    double overlap_efficiency() const { return total_s > 0 ? 1 - exposed_s / total_s : 1; }
+    double total_s = 0, busy_s = 0, hidden_s = 0, exposed_s = 0;
+    double overlap_efficiency() const { return busy_s > 0 ? hidden_s / busy_s : 1; }
     std::string table() const;
 };
 

@@ -101,6 +101,7 @@ void Event::synchronize() const {
 double Event::seconds_since(const Event& start) const {
     require(impl_ && start.impl_ && impl_->is_cuda == start.impl_->is_cuda && !impl_->planned == !start.impl_->planned,
             "Event::seconds_since: both events must have been recorded, on devices of one kind");
+    if (impl_ == start.impl_) return 0;  // one lock
     if (impl_->planned) return kSecondsPerTick * double(impl_->time - start.impl_->time);
 #ifdef RZ_CUDA
     if (impl_->is_cuda) {

@@ -161,7 +161,7 @@ void Log::step(const StepReport& r, bool print) {
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
-                       number(r.comm_seconds > 0 ? 1 - r.exposed_seconds / r.comm_seconds : 1).c_str(),
+                       number(r.overlap).c_str(),
                        (long long)r.bytes_sent);
     for (size_t i = 0; i < r.axes.size(); ++i)
         json += format("%s\"%s\":{\"bytes_sent\":%lld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",

@@ -35,7 +35,7 @@ struct StepReport {
     uint64_t data_hash;    // of all tokens so far, whatever the ranks
     int64_t memory_bytes;  // this rank's at the peak, on its device
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
-    double comm_seconds = -1, exposed_seconds = 0;
+    double comm_seconds = -1, exposed_seconds = 0, overlap = 1;
     int64_t bytes_sent = 0;
     std::vector<AxisTraffic> axes = {};  // that anything was sent on
     std::optional<PhaseTimes> phases = {};

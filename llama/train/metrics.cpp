@@ -145,7 +145,7 @@ void Metrics::report(Probe& probe) {
     if (core_.mesh.world().size > 1) {
         const CommTotals comm = meter_.take_complete(std::move(probe.comm));
         r.comm_seconds = comm.total_s;
-        r.exposed_seconds = comm.exposed_s;
+        r.exposed_seconds = comm.exposed_s, r.overlap = comm.overlap_efficiency();
         for (size_t i = 0; i < kCountedAxes.size(); ++i) {
             const std::string axis = name_of(kCountedAxes[i]);
             const auto seconds = comm.axes.find(axis);

@@ -33,6 +33,7 @@ struct Passes {
     Ticks forward, backward, keys, gradients;  // the last two: of one hop
     Ticks exposed_forward, exposed_backward;   // what the meter saw compute stand still for
     Ticks moving_forward;                      // what cp's transfers took, hidden or not
+    double overlap_forward;
 };
 
 // `pair`: of attention between one chunk of queries and one of keys, in either pass.
@@ -69,7 +70,7 @@ Passes attend(int ranks, ContextExchange exchange, Ticks pair) {
         if (rank == 0) {
             out.forward = forward, out.backward = compute.clock() - forward;
             out.exposed_forward = ticks(first.exposed_s), out.exposed_backward = ticks(meter.take().exposed_s);
-            out.moving_forward = ticks(first.axes.at("cp"));
+            out.moving_forward = ticks(first.axes.at("cp")), out.overlap_forward = first.overlap_efficiency();
         }
         return compute.clock();
     });
@@ -96,6 +97,8 @@ TEST(OverlapOfTheRing, TransfersHideBehindAttentionAsLongAsTheyAreShorter) {
             EXPECT_EQ(p.exposed_backward, p.backward - all);
             EXPECT_EQ(p.moving_forward, (ranks - 1) * p.keys);
         }
+        EXPECT_EQ(ring.overlap_forward, 1);
+        EXPECT_EQ(gather.overlap_forward, 0);
     }
 }
 
@@ -108,6 +111,8 @@ TEST(OverlapOfTheRing, WhereLinksAreSlowAttentionHidesBehindThem) {
         const Ticks pair = link.keys / 4;  // three of them are shorter than a hop
         const Passes slow = attend(ranks, ContextExchange::ring, pair);
         EXPECT_EQ(slow.forward, (ranks - 1) * link.keys + 2 * pair) << "only the last keys' attention is not hidden";
+        EXPECT_GT(slow.overlap_forward, 0);
+        EXPECT_LT(slow.overlap_forward, 1);
     }
 }
 
