@@ -160,8 +160,7 @@ void Log::step(const StepReport& r, bool print) {
     if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
-                       number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(),
-                       number(r.overlap).c_str(),
+                       number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(), number(r.overlap).c_str(),
                        (long long)r.bytes_sent);
     for (size_t i = 0; i < r.axes.size(); ++i)
         json += format("%s\"%s\":{\"bytes_sent\":%lld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",
