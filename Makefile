@@ -21,6 +21,9 @@
 #           SM="80 90a"  GPU architectures; default: this machine's GPUs; without one, all of 80 89 90a 100 120 that nvcc knows for
 #                        make and make install, 80 and 90a for other goals (tests need no more); SM=all: all for any goal
 
+# What tests and benchmarks train is kept where --out says so, and only there.
+export RINGZERO_RUNS :=
+
 CXX   ?= g++
 BUILD ?= build
 OPT   ?= -O3

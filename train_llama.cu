@@ -25,6 +25,7 @@
 #include "llama/plan/batch_auto.h"
 #include "llama/plan/plan.h"
 #include "llama/train/commands.h"
+#include "llama/train/start.h"
 #include "llama/train/trainer.h"
 
 using namespace rz;
@@ -88,8 +89,10 @@ static int train_command(TrainOptions options, Process& process) {
     check_ranks(options.ranks, process);
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
+    // Without --out a run gets a folder of its own. Those that --resume N and auto look into are named.
+    options.out_is_new = options.out.empty() && options.keeps() && !options.resume.looks_in_out();
+    if (options.out_is_new) options.out = choose_run_folder(process);
     Health health(options, process);
-    if (!options.out.empty()) process.share_records(options.out + "/.ranks");
     if (options.batch == 0) options.given.erase("batch");  // a resumed run stays with the batch that was chosen
     std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());
     if (from)

@@ -21,19 +21,37 @@ Health::Health(const TrainOptions& o, Process& process)
     set_guards(o);
     install_stop_signals();
     Process::DiskWork work(process);
-    if (process.is_root() && !o.out.empty()) lock_ = std::make_shared<RunLock>(o.out);
-    process.barrier();  // no rank writes a status into a folder that another run holds
+    if (!o.out_is_new) hold_folder(o);
     status_ = std::make_shared<RunStatus>(o.out, process.rank(), process.size(), o.steps, files_.get());
-    // Both outlive this object: the hook is called when an error has left main's function already.
-    process.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) {
+    report_failures();
+    work.join();
+}
+
+// Collective: no rank writes a status into a folder that another run holds.
+void Health::hold_folder(const TrainOptions& o) {
+    if (process_.is_root() && !o.out.empty()) lock_ = std::make_shared<RunLock>(o.out);
+    process_.barrier();
+    if (!o.out.empty()) process_.share_records(o.out + "/.ranks");
+}
+
+// What the hook holds outlives this object: it is called when an error has left main's function already.
+void Health::report_failures() {
+    process_.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) {
         status->failed(code, reason);
     });
-    work.join();
 }
 
 void Health::take_folder(const TrainOptions& o) {
     if (has_folder_) return;
     has_folder_ = true;
+    if (o.out_is_new) {
+        try {
+            hold_folder(o);
+        } catch (const Error& error) {
+            fail("%s\n  --out FOLDER names another place, --out \"\" keeps nothing", error.what());
+        }
+        report_failures();
+    }
     if (process_.is_root() && !o.out.empty()) {
         if (o.overwrite) {
             if (const std::string to = set_aside(o.out); !to.empty())

@@ -48,7 +48,7 @@ struct Judgement {
 class Health {
    public:
     // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed. Nothing else in the folder changes
-    // before take_folder(): a start that is refused leaves what it found.
+    // before take_folder(), which makes and locks a new one: a start that is refused leaves what it found.
     Health(const TrainOptions&, Process&);
     // Rank 0: an earlier run is moved aside where that was asked for, left-overs of killed starts go, and
     // run_status.json says "running". Once for each start.
@@ -95,6 +95,8 @@ class Health {
     void saved(int64_t step, double seconds);  // rank 0: a checkpoint is complete
 
    private:
+    void hold_folder(const TrainOptions&);
+    void report_failures();
     void take_stop(StopCause cause, int rank);
     void take_end(int exit_code);
     StopCause own_stop() const;

@@ -16,8 +16,8 @@ static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
     for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
         require_request(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
                         "--%s without evaluations\n  nearest: --eval-every 1000", flag);
-    require_request(o.wandb.empty() || !o.out.empty(),
-                    "--wandb writes its files into --out, and that is not given: name a folder");
+    require_request(o.wandb.empty() || o.keeps(),
+                    "--wandb writes its files into --out, and that is empty: name a folder");
     require_request(o.wandb_name.empty() || !o.wandb.empty() || o.resume.asked(),
                     "--wandb-name without --wandb\n  give --wandb PROJECT, or leave it out");
 }
@@ -31,8 +31,8 @@ static void check_guards_and_output(const TrainOptions& o) {
         require_request(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),
                         "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
     require_request(
-        o.on_spike != OnSpike::rollback || !o.out.empty(),
-        "--on-spike rollback goes back to checkpoints, which lie in --out, and that is not given: name a folder");
+        o.on_spike != OnSpike::rollback || o.keeps(),
+        "--on-spike rollback goes back to checkpoints, which lie in --out, and that is empty: name a folder");
     require_request(o.mllog.empty() || o.stop_at_val_loss > 0,
                     "--mllog times a run to a validation loss: give --stop-at-val-loss too");
     require_request(o.mllog.empty() || (!o.resume.asked() && o.on_spike != OnSpike::rollback && o.batch_ramp.empty()),
@@ -56,8 +56,8 @@ static void check_guards_and_output(const TrainOptions& o) {
             "--check-wire %lld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
             (long long)o.check_wire, name_of(how),
             how == Algorithm::library ? "a library sends" : "ranks read from each other's memory");
-    require_request(o.stats_every == 0 || !o.out.empty(),
-                    "--stats-every writes stats.jsonl into --out, and that is not given: name a folder");
+    require_request(o.stats_every == 0 || o.keeps(),
+                    "--stats-every writes stats.jsonl into --out, and that is empty: name a folder");
     require_request(
         o.stats_every == 0 || !o.cuda_graphs,
         "--stats-every %lld with --cuda-graphs on: a graph does the same at every step\n  nearest: --cuda-graphs off",
@@ -67,13 +67,13 @@ static void check_guards_and_output(const TrainOptions& o) {
                     "--offload-optimizer stream",
                     (long long)o.stats_every);
     require_request(
-        o.after_save.empty() || (!o.out.empty() && o.save_every > 0),
+        o.after_save.empty() || (o.keeps() && o.save_every > 0),
         "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
     require_request(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),
                     "--before-resume is about a resumed run\n  nearest: --resume auto with --out, or leave it out");
     for (const char* flag : {"save-every", "keep-every"})
-        require_request(!o.given.count(flag) || !o.out.empty() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
-                        "--%s is about checkpoints, which lie in --out, and that is not given: name a folder", flag);
+        require_request(!o.given.count(flag) || o.keeps() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
+                        "--%s is about checkpoints, which lie in --out, and that is empty: name a folder", flag);
 }
 
 static void check_start_and_batch(const TrainOptions& o) {
@@ -99,9 +99,8 @@ static void check_start_and_batch(const TrainOptions& o) {
     require_request(o.batch_ramp.empty() || o.batch_tokens > 0 || o.recipe,
                     "--batch-ramp grows to --batch-tokens, which is not given\n  nearest: --batch-tokens %lld",
                     o.batch_ramp.empty() ? 0ll : 2 * (long long)o.batch_ramp.back().batch_tokens);
-    require_request(
-        o.batch_ramp.empty() || !o.out.empty(),
-        "--batch-ramp saves a checkpoint where the batch grows, in --out, which is not given: name a folder");
+    require_request(o.batch_ramp.empty() || o.keeps(),
+                    "--batch-ramp saves a checkpoint where the batch grows, in --out, which is empty: name a folder");
 }
 
 static void check_muon(const TrainOptions& o) {
@@ -137,7 +136,7 @@ void check_given(const TrainOptions& o) {
     require_request(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
                     "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
                     "  give one of them");
-    require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && !o.out.empty()),
+    require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && o.keeps()),
                     "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW",
                     (long long)o.branch);
     check_muon(o);
@@ -172,7 +171,7 @@ void check_given(const TrainOptions& o) {
                     "--no-accumulate-locally is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out");
     require_request(!each_time || o.zero >= 2 || o.resume.asked(),
                     "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
-    require_request(o.pp_tasks == 0 || (o.pp > 1 && !o.out.empty()),
+    require_request(o.pp_tasks == 0 || (o.pp > 1 && o.keeps()),
                     "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
     require_request(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,
                     "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"

@@ -114,6 +114,7 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
     for (const auto& [name, line] : differ) lines.push_back(line);
     settle(fresh, o.arguments, table, found);
     fresh.given = o.given;
+    fresh.out = o.out, fresh.out_is_new = o.out_is_new;
     o = fresh;
     return lines;
 }

@@ -129,6 +129,11 @@ ResumeFrom parse_resume(const std::string& text) {
     return {folder, 0, text};
 }
 
+std::string runs_folder() {
+    const char* const set = std::getenv("RINGZERO_RUNS");
+    return set ? set : "runs";
+}
+
 LossScaling TrainOptions::loss_scaling() const {
     LossScaling l{.window = int(loss_scale_window), .hysteresis = int(loss_scale_hysteresis)};
     if (dtype != DType::f16) return l;

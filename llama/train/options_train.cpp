@@ -561,7 +561,8 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup out(rows, "Output", "output", "output");
     out.text("--out", Keeps::no, o.out,
-             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: none.")
+             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: nothing is kept. "
+             "[runs/DATE-TIME]")
         .basic()
         .also("output-dir");
     out.on_off("--overwrite", Keeps::no, o.overwrite,

@@ -40,8 +40,11 @@ struct ResumeFrom {
 
     bool asked() const { return kind != Kind::nothing; }
     bool newest() const { return kind == Kind::newest; }
+    bool looks_in_out() const { return newest() || kind == Kind::step; }
 };
 ResumeFrom parse_resume(const std::string& text);
+
+std::string runs_folder();  // RINGZERO_RUNS, else runs; empty: a run without --out keeps nothing
 
 enum class Optimizer { adamw, muon };  // muon: of the blocks' matrices; AdamW of all else
 template <>
@@ -192,6 +195,7 @@ struct TrainOptions {
 
     // output
     std::string out;
+    bool out_is_new = false;  // it was not given, and is made when the run begins
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
     int64_t shard_above_mib = kShardAbove >> 20;
@@ -212,6 +216,8 @@ struct TrainOptions {
     bool print_config = false;
     bool presets = false;
 
+    // Without --out a run has a folder of its own in runs_folder().
+    bool keeps() const { return !out.empty() || (!given.count("out") && !runs_folder().empty()); }
     bool offloads() const {
         return offload_optimizer != OffloadOptimizer::none || offload_params || offload_grads || offload_activations;
     }

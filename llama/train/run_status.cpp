@@ -102,7 +102,8 @@ static bool has_finished(const std::string& folder) try {
 
 void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
     std::unique_lock lock(mutex_, std::chrono::seconds(3));  // a write that hangs has it
-    if (!lock || ended_ || (!begun_ && (exit_code == kExitRequest || has_finished(folder_)))) return;
+    if (!lock || ended_ || (!begun_ && (exit_code == kExitRequest || has_finished(folder_) || !path_exists(folder_))))
+        return;
     ended_ = true;
     write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
 }

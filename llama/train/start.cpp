@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
+#include <ctime>
 #include <optional>
 #include <random>
 #include <thread>
@@ -25,10 +26,23 @@ std::string choose_run_id(Process& process) {
     return format("%08x", id);
 }
 
+std::string choose_run_folder(Process& process) {
+    char when[32] = {};
+    const time_t now = time(nullptr);
+    tm parts{};
+    strftime(when, sizeof when, "/%Y-%m-%d-%H%M%S", localtime_r(&now, &parts));
+    const std::string first = runs_folder() + when;
+    std::string folder = first;
+    for (int n = 2; process.is_root() && path_exists(folder); ++n) folder = format("%s-%d", first.c_str(), n);
+    return process.broadcast_text(folder, 0);
+}
+
 // Every rank writes its own slices into --out.
 void check_folder_is_shared(const std::string& out, const std::string& run_id, Process& process) {
     if (process.alone() || out.empty()) return;
-    const std::string probe = out + "/.seen-by-all-" + run_id;
+    std::string in = out;  // or the folder that it will be made in
+    while (process.is_root() && !path_exists(in)) in = parent_folder(in);
+    const std::string probe = process.broadcast_text(in, 0) + "/.seen-by-all-" + run_id;
     if (process.is_root()) write_file_atomically(probe, "");
     process.barrier();
     std::string blind;  // this host, if it does not see the file

@@ -15,6 +15,8 @@ namespace rz {
 
 // Collective: a random number in hex, the same on all ranks.
 std::string choose_run_id(Process&);
+// Collective: a folder in runs_folder() that is not there yet, by date and time; nothing is made.
+std::string choose_run_folder(Process&);
 // Collective: throws if what rank 0 writes into `out` is not seen by every rank. Nothing if `out` is empty.
 void check_folder_is_shared(const std::string& out, const std::string& run_id, Process&);
 

@@ -323,6 +323,8 @@ static void announce(Trainer& t, const std::string& note) {
     if (!note.empty()) log.line(note);
     if (o.out.empty())
         log.line("out      none: nothing of this run is kept; --out FOLDER keeps weights, checkpoints, numbers");
+    else if (o.out_is_new)
+        log.line("out      " + o.out + " keeps this run; --out FOLDER names another place, --out \"\" keeps nothing");
     log.line("model    " + summary(core.config));
     log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
                     ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
@@ -488,7 +490,7 @@ void Trainer::check_reports() {
                     "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
                     (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
     require_request(o.trace_steps == 0 || !o.out.empty(),
-                    "--trace-steps %lld writes trace.json into --out, which is not given", (long long)o.trace_steps);
+                    "--trace-steps %lld writes trace.json into --out, which is empty", (long long)o.trace_steps);
     make_evaluation(*this);
 }
 

@@ -75,6 +75,7 @@ class Setting:
 
     def run(self, command, **more):
         env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
+        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
         env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
         began = time.monotonic()
         try:

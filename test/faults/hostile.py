@@ -211,6 +211,7 @@ class Hostile:
         log = self.work / "strace.log"
         traced = ["strace", "-f", "-qq", "-s", "512", "-e", f"trace={SEES}", "-o", log] if trace and self.strace else []
         env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT")}
+        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
         env.update(OMP_NUM_THREADS="1", HOME=str(place), XDG_CACHE_HOME=str(place / "cache"))
         began = time.monotonic()
         with open(self.work / "output", "w+b") as output:

@@ -143,6 +143,7 @@ class Case:
         if c["ranks"] != "1":
             command = ["mpirun", "-n", c["ranks"], *command]
         env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
+        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
         env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", TMPDIR=str(self.temporary))
         if fault:
             env["FAULT"] = fault

@@ -21,10 +21,10 @@ namespace rz {
 namespace {
 
 TrainOptions options(const std::vector<std::string>& more) {
-    std::vector<std::string> all = {"--device", "cpu", "--preset",   "bytes", "--dim",          "16",
-                                    "--layers", "2",   "--heads",    "2",     "--kv-heads",     "1",
-                                    "--ffn",    "24",  "--head-dim", "8",     "--vocab",        "256",
-                                    "--batch",  "2",   "--seq-len",  "16",    "--batch-tokens", "128"};
+    std::vector<std::string> all = {
+        "--device",   "cpu", "--preset",       "bytes", "--dim",      "16", "--layers", "2",   "--heads", "2",
+        "--kv-heads", "1",   "--ffn",          "24",    "--head-dim", "8",  "--vocab",  "256", "--batch", "2",
+        "--seq-len",  "16",  "--batch-tokens", "128",   "--out",      ""};
     all.insert(all.end(), more.begin(), more.end());
     Command command;
     EXPECT_FALSE(parse_command_line(all, command).has_value());
@@ -337,7 +337,7 @@ TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
         ASSERT_FALSE(
             parse_command_line({"--device",   "cpu", "--data",    "synthetic", "--preset",   "bytes", "--dim", "16",
                                 "--layers",   "2",   "--heads",   "2",         "--kv-heads", "1",     "--ffn", "24",
-                                "--head-dim", "8",   "--seq-len", "128",       "--batch",    "auto"},
+                                "--head-dim", "8",   "--seq-len", "128",       "--batch",    "auto",  "--out", ""},
                                command));
         const TrainOptions asked = std::get<TrainOptions>(command);
         std::vector<TrainOptions> chosen(size_t(ranks), asked);

@@ -383,6 +383,27 @@ check "synthetic data" exits 0 "synthetic data of" -- --data synthetic "${shape[
 check "resume" exits 0 "step 4/4" -- --out "$work/synthetic" --resume auto --steps 4 --device cpu --threads 1 --lr-continue
 check "dummy data" exits 0 "dummy data of 5.5452 nats" "step 2/2" -- --data dummy "${shape[@]}" "${small[@]}" --steps 2
 
+# ---- without --out a run has a folder of its own ----
+mkdir "$work/unnamed"
+unnamed() { (cd "$work/unnamed" && timeout 60 env "RINGZERO_RUNS=$runs" "$program" "$@" > "$work/log" 2>&1); }  # unnamed ARGS...
+tiny_run=(--data "$work/data" "${shape[@]}" "${small[@]}" --steps 2 --save-every 2)
+has_runs() { [ "$(find "$work/unnamed" -mindepth 2 -maxdepth 2 | wc -l)" = "$1" ]; }
+refuses() { ! unnamed "$@" && [ -z "$(ls "$work/unnamed")" ]; }
+runs=runs
+check "a start that is refused makes none" refuses "${tiny_run[@]}" --check-replicas 1
+check "nor does --print-config" unnamed "${tiny_run[@]}" --print-config
+check "--resume auto needs --out" refuses --resume auto
+check "a run without --out" unnamed "${tiny_run[@]}"
+check "says which folder it has" says "out      runs/20" '--out "" keeps nothing'
+check "and keeps its weights there" test -s "$(compgen -G "$work/unnamed/runs/*/final/model.safetensors")"
+check "another continues it" unnamed --resume "$(compgen -G "$work/unnamed/runs/*")" --device cpu --threads 1 --steps 3 --allow-lr-jump
+check "in a folder of its own" has_runs 2
+check "--out with nothing" unnamed "${tiny_run[@]}" --save-every 0 --out ""
+check "keeps nothing" says "out      none"
+runs=''
+check "nor does an empty RINGZERO_RUNS" unnamed "${tiny_run[@]}" --save-every 0
+check "no folder was made" has_runs 2
+
 # ---- several ranks ----
 if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; then
   said() {  # said COUNT TEXT ARGS...   all ranks find the same wrong, and say it COUNT times

@@ -130,7 +130,7 @@ def read_table(path=TABLE):
 def run(program, row, folder):
     """Exit code, text from the program's name on, and what is wrong beside them."""
     argv = shlex.split(row.command.replace("$", SMALL))
-    env = dict(os.environ, HF_HUB_CACHE="hub", OMP_NUM_THREADS="1")
+    env = dict(os.environ, HF_HUB_CACHE="hub", OMP_NUM_THREADS="1", RINGZERO_RUNS="")
     if argv[0] == "prepare.py":
         done, prefix = prepare([*argv[1:], "--out", "new", "--overwrite"], folder), "prepare.py"
     else:

@@ -53,7 +53,7 @@ def read_config():
 
 def run(program, data, seed, extra):
     """(CPU seconds, seconds, validation loss, what it printed)"""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1", "RINGZERO_RUNS": ""}
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     done = subprocess.run([program, "--config", f"{HERE}/record.toml", "--data", data, "--seed", str(seed), "--log-every", "100", *FIXED, *extra],
                           capture_output=True, text=True, env=environment)
