@@ -1,9 +1,11 @@
 # The lessons. make learn: every solution passes its check, every exercise as it stands fails it.
-# make lesson N=3: the check of lesson 3 on its exercise.cpp, which is yours to edit. make speedrun: a loss to reach.
+# make lesson N=3: the check of lesson 3 on mine.cpp, a copy of its exercise that is yours to edit and that git does not
+# see. make speedrun: a loss to reach.
 
 LEARN := $(OBJ)/learn
 LESSONS := $(notdir $(patsubst %/,%,$(sort $(wildcard dev/learn/[0-9][0-9]_*/))))
 LESSON := $(filter $(shell printf %02d $(or $(N:0%=%),0))_%,$(LESSONS))
+MINE := $(if $(LESSON),dev/learn/$(LESSON)/mine.$(if $(filter 18_%,$(LESSON)),cu,cpp))
 LEARN_FLAGS := -std=c++20 -O1 -Wall -Wno-psabi -I. -MMD -MP $(LEARN_INCLUDE) $(FLAVOUR_DEFS)
 
 $(LEARN)/%.o: dev/learn/%.cpp
@@ -16,6 +18,11 @@ $(LEARN)/%/solution: $(LEARN)/%/check.o $(LEARN)/%/solution.o $(LIB)
 $(LEARN)/%/exercise: $(LEARN)/%/check.o $(LEARN)/%/exercise.o $(LIB)
 	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+$(LEARN)/%/mine: $(LEARN)/%/check.o $(LEARN)/%/mine.o $(LIB)
+	$(say)
+	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
+$(MINE):
+	@cp $(@D)/exercise$(suffix $@) $@
 
 # Lesson 18 is a CUDA kernel, which the host's compiler makes for the emulator (test/simt): CUDA's headers are all that it
 # needs, the toolkit's, or 3 MB from PyPI.
@@ -41,7 +48,7 @@ $(LEARN_KERNEL)/check.o: dev/learn/18_cuda_kernel/check.cpp | $(LEARN_CUDA)cuda_
 	@mkdir -p $(@D)
 	$(say)
 	@$(CXX) $(LEARN_EMU_FLAGS) -c -o $@ $<
-$(LEARN_KERNEL)/solution $(LEARN_KERNEL)/exercise: $(LEARN_KERNEL)/%: $(LEARN_KERNEL)/check.o $(LEARN_KERNEL)/%.o \
+$(addprefix $(LEARN_KERNEL)/,solution exercise mine): $(LEARN_KERNEL)/%: $(LEARN_KERNEL)/check.o $(LEARN_KERNEL)/%.o \
     $(OBJ)/kernels/runtime/check.o $(OBJ)/kernels/runtime/load.o $(LEARN_EMU)
 	$(say)
 	@$(CXX) -o $@ $^ -ldl -lrt -pthread
@@ -61,7 +68,8 @@ learn-build: train_llama $(LEARN)/train_llama $(foreach l,$(LEARN_BUILT),$(LEARN
 # Without the CUDA half, whose kernels take minutes to compile: no check needs them.
 lesson:
 	@$(if $(LESSON),$(MAKE) --no-print-directory CUDA=0 lesson-check,echo "make lesson N=1 to N=$(words $(LESSONS)): one of dev/learn/README.md" && exit 2)
-lesson-check: $(if $(LESSON),$(LEARN)/$(LESSON)/exercise)
+lesson-check: $(if $(LESSON),$(LEARN)/$(LESSON)/mine)
+	@echo "yours to edit: $(MINE)"
 	@$<
 
 # dev/learn/speedrun/README.md
