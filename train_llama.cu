@@ -99,6 +99,7 @@ static int train_command(TrainOptions options, Process& process) {
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
     if (options.recipe && !from)
+    choose_dtype(options, will_use_gpu(options));
         for (const std::string& line :
              choose_recipe(options, model_config(options, find_data(options).vocab), process.size()))
             if (process.is_root()) std::printf("%s\n", line.c_str());

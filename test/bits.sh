@@ -46,7 +46,7 @@ for name, n in (("a", 2000), ("b", 20000), ("v", 3000)):
 PY
 toy="--train-data $work/a.bin,$work/b.bin --val-data $work/v.bin --preset bytes --dim 48 --layers 3 --heads 6 --kv-heads 2
      --ffn 80 --head-dim 8 --batch 2 --seq-len 24 --val-every 3 --val-tokens 480 --steps 6 --save-every 6 --lr 5e-3 --warmup 2
-     --logits-mib 1 --seed 11 --timeout 60"
+     --logits-mib 1 --seed 11 --timeout 60 --dtype fp32"
 
 # run BUILD WHAT RANKS THREADS OUT FLAGS...
 run() {

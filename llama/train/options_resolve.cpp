@@ -37,6 +37,14 @@ static void set_value(TrainOptions& o, const std::string& flag, const std::strin
     o.values[flag] = o.kept_flags[flag] = value;
 }
 
+void choose_dtype(TrainOptions& o, bool gpu) {
+    if (!o.dtype_auto) return;
+    o.dtype = gpu ? DType::bf16 : DType::f32;
+    set_value(o, "dtype", name_of(o.dtype));
+}
+
+bool will_use_gpu(const TrainOptions& o) { return o.device != DeviceChoice::cpu && cuda_device_count() > 0; }
+
 std::vector<std::string> choose_recipe(TrainOptions& o, const ModelConfig& c, int64_t ranks, double tokens) {
     std::vector<std::string> lines;
     const auto given = [&](const char* flag) { return o.given.count(flag) > 0; };
@@ -90,6 +98,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.given = found.given;
     o.values = found.values;
     o.kept_flags = kept_flags(table, found);
+    if (o.dtype_auto) o.given.erase("dtype");  // a resumed run keeps its own
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);

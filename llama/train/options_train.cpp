@@ -324,8 +324,14 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup device(rows, "Device, precision and memory", "device", "training");
     device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.").basic();
     device
-        .choice("--dtype", Keeps::always, o.dtype, "Data type of weights and activations. fp16 scales the loss.",
-                kAllFloats)
+        .one_of(
+            "--dtype", Keeps::always, {"auto", "fp32", "bf16", "fp16"}, "auto",
+            "Data type of weights and activations. auto: bf16 on a GPU, fp32 on the CPU; a resumed run keeps its own. "
+            "fp16 scales the loss.",
+            [&o](const std::string& text) {
+                o.dtype_auto = text == "auto";
+                o.dtype = o.dtype_auto ? DType::f32 : parse_dtype("--dtype", text);
+            })
         .basic();
     device.choice("--grad-dtype", Keeps::always, o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]",
                   kFloats);

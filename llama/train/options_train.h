@@ -129,6 +129,7 @@ struct TrainOptions {
     // precision, memory, device
     DType dtype = DType::f32;
     std::optional<DType> grad_dtype;  // none: dtype, or fp32 with fp16
+    bool dtype_auto = true;           // choose_dtype() says which
     DType adam_dtype = DType::f32, master_dtype = DType::f32;
     std::string loss_scale;  // "dynamic" or a power of two; empty: dynamic with fp16
     int64_t loss_scale_window = 1000, loss_scale_hysteresis = 2;
@@ -274,6 +275,10 @@ void override_fields(const TrainOptions&, ModelConfig& config);
 void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
 
 // --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and
+// --dtype auto: bf16 on a GPU (each that this program has code for multiplies it with fp32 sums), fp32 on the CPU.
+void choose_dtype(TrainOptions&, bool gpu);
+bool will_use_gpu(const TrainOptions&);  // by --device and what is here
+
 // (of a plan, else 0) tokens. Returns a line for each, with its source.
 std::vector<std::string> choose_recipe(TrainOptions&, const ModelConfig&, int64_t ranks, double tokens = 0);
 

@@ -344,9 +344,8 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks, bool same_ranks) {
 }
 
 std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest, int64_t ranks) {
-    const bool gpu = o.device != DeviceChoice::cpu && cuda_device_count() > 0;
     std::vector<std::string> lines =
-        adopt_flags(o, manifest.flags, {.same_ranks = manifest.ranks == ranks, .gpu = gpu});
+        adopt_flags(o, manifest.flags, {.same_ranks = manifest.ranks == ranks, .gpu = will_use_gpu(o)});
     const auto saved = manifest.flags.find("optimizer");
     const bool of_muon = saved != manifest.flags.end() && saved->second == name_of(Optimizer::muon);
     require_request(!of_muon || o.optimizer == Optimizer::muon,

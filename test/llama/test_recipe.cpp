@@ -5,9 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 
 #include "llama/model/presets.h"
-#include "llama/train/options_train.h"
+#include "llama/train/options.h"
 
 namespace rz {
 namespace {
@@ -87,6 +88,50 @@ TEST(Recipe, AutoSetsWhatIsNotGiven) {
     EXPECT_EQ(given.warmup, 7);
     EXPECT_NEAR(double(given.batch_tokens), recipe_of_steps(c, 1024, 300).batch_tokens, 4 * 1024 / 2);
     EXPECT_EQ(lines.size(), 3u) << "batch-tokens, weight-decay, lr-schedule";
+}
+
+TrainOptions asked(const std::vector<std::string>& flags) {
+    Command command;
+    EXPECT_FALSE(parse_command_line(flags, command).has_value());
+    return std::get<TrainOptions>(command);
+}
+
+TEST(Chosen, ARunWithoutOutIsKeptUnlessRunsFolderIsEmpty) {
+    const char* const was = std::getenv("RINGZERO_RUNS");
+    const std::string before = was ? was : "";
+    unsetenv("RINGZERO_RUNS");
+    EXPECT_EQ(runs_folder(), "runs");
+    EXPECT_TRUE(asked({"--save-every", "10"}).keeps());
+    EXPECT_FALSE(asked({"--out", ""}).keeps());
+    setenv("RINGZERO_RUNS", "", 1);
+    EXPECT_FALSE(asked({}).keeps());
+    EXPECT_TRUE(asked({"--out", "o"}).keeps());
+    Command command;
+    EXPECT_EQ(parse_command_line({"--stats-every", "1"}, command), 2);
+    was ? setenv("RINGZERO_RUNS", before.c_str(), 1) : unsetenv("RINGZERO_RUNS");
+}
+
+// A resumed run keeps the type that it began with, on another kind of device too.
+TEST(Chosen, DtypeAutoIsTheDevicesAndARunKeepsItsOwn) {
+    const struct {
+        bool gpu;
+        DType chosen;
+    } cases[] = {{true, DType::bf16}, {false, DType::f32}};
+    for (const auto& c : cases) {
+        TrainOptions o = asked({"--out", "o"});
+        choose_dtype(o, c.gpu);
+        EXPECT_EQ(o.dtype, c.chosen);
+        EXPECT_EQ(o.kept_flags.at("dtype"), name_of(c.chosen));
+        for (const std::vector<std::string>& words : {std::vector<std::string>{}, {"--dtype", "auto"}}) {
+            TrainOptions resumed = asked(words);
+            EXPECT_TRUE(adopt_flags(resumed, o.kept_flags, {.gpu = !c.gpu}).empty());
+            choose_dtype(resumed, !c.gpu);
+            EXPECT_EQ(resumed.dtype, c.chosen);
+        }
+        TrainOptions given = asked({"--dtype", "fp16"});
+        choose_dtype(given, c.gpu);
+        EXPECT_EQ(given.dtype, DType::f16);
+    }
 }
 
 }  // namespace

@@ -10,7 +10,7 @@ cd "$(dirname "$0")/../.." || exit
 
 make_documents "$work/text.bin"
 toy="--train-data $work/text.bin --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8
-     --seq-len 48 --val-every 0 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1 --device cpu"
+     --seq-len 48 --val-every 0 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1 --device cpu --dtype fp32"
 mask="--doc-mask bos --doc-token 256"
 
 train() {  # train RANKS NAME ARGS...

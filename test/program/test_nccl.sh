@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit
 if ! command -v mpirun > /dev/null || ! ldd "$simt" | grep libmpi > /dev/null; then skip "no MPI here"; summary; exit; fi
 python3 data_prep/prepare.py stdlib --max-bytes 100K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 toy=(--data "$work/data" --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 1 --ffn 16 --head-dim 8 --batch 1 --seq-len 16
-  --val-every 0 --val-tokens 16 --save-every 0 --warmup 1 --device cuda)
+  --val-every 0 --val-tokens 16 --save-every 0 --warmup 1 --device cuda --dtype fp32)
 rc=0
 run() { timeout -s KILL 120 "$@" > "$work/log" 2>&1; rc=$?; }
 says() { grep -qE -- "$1" "$work/log"; }

@@ -13,7 +13,7 @@ passed=0 failed=0
 python3 data_prep/prepare.py stdlib --max-bytes 200K --out "$work/data" > "$work/log" 2>&1 || { cat "$work/log"; exit 1; }
 
 toy="--data $work/data --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 2 --seq-len 24
-     --val-every 0 --val-tokens 48 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1"
+     --val-every 0 --val-tokens 48 --steps 5 --save-every 3 --lr 5e-3 --warmup 1 --logits-mib 1 --dtype fp32"
 
 # compare NAME TOLERANCE RUN...: losses of two runs, relative. fp32: sums in another order move a loss of 5 by less than 1e-5 at
 # first, and five updates multiply that by about ten. bf16: one rounding is 2^-9; a loss averages hundreds of tokens.
