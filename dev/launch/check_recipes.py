@@ -28,21 +28,22 @@ def vocabulary(tokenizer):
 
 
 def stand_in_data(root, text):
-    """Folders that look like the data that the recipe's own prepare.py commands make."""
-    for command in re.findall(r"^# +(python3 data_prep/prepare\.py .*)$", text, re.M):
-        words = shlex.split(command)
-        folder = words[words.index("--out") + 1]
-        tokenizer = words[words.index("--tokenizer") + 1] if "--tokenizer" in words else "bytes"
-        path = os.path.join(root, folder)
-        if not os.path.exists(path):
-            here = os.path.dirname(os.path.abspath(__file__))
-            subprocess.run([sys.executable, f"{here}/../../data_prep/prepare.py", "synthetic", "--tokens", "20000",
-                            "--val-tokens", "9000", "--out", path, "--quiet"], check=True, capture_output=True)
-            with open(f"{path}/dataset.json") as f:
-                dataset = json.load(f)
-            dataset["vocab_size"] = vocabulary(tokenizer)
-            with open(f"{path}/dataset.json", "w") as f:
-                json.dump(dataset, f)
+    """A folder that looks like the data that the recipe's data-command makes."""
+    words = shlex.split(read_toml(text).get("data-command", ""))
+    if not words:
+        return
+    folder = words[words.index("--out") + 1]
+    tokenizer = words[words.index("--tokenizer") + 1] if "--tokenizer" in words else "bytes"
+    path = os.path.join(root, folder)
+    if not os.path.exists(path):
+        here = os.path.dirname(os.path.abspath(__file__))
+        subprocess.run([sys.executable, f"{here}/../../data_prep/prepare.py", "synthetic", "--tokens", "20000",
+                        "--val-tokens", "9000", "--out", path, "--quiet"], check=True, capture_output=True)
+        with open(f"{path}/dataset.json") as f:
+            dataset = json.load(f)
+        dataset["vocab_size"] = vocabulary(tokenizer)
+        with open(f"{path}/dataset.json", "w") as f:
+            json.dump(dataset, f)
 
 
 def read_toml(text):

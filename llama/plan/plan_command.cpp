@@ -23,17 +23,6 @@ namespace rz {
 namespace {
 
 // The vocabulary of the data, where they are here.
-ModelConfig config_of(TrainOptions& o, std::string& note) {
-    int64_t vocab = 0;
-    try {
-        vocab = find_data(o).vocab;
-    } catch (const Error&) {
-        note =
-            format("%s is not here: the vocabulary is the preset's", o.data.empty() ? "--train-data" : o.data.c_str());
-    }
-    return model_config(o, vocab);
-}
-
 // Under which a model of this preset was published; nullptr: none.
 const char* preset_name(const TrainOptions& o) {
     return o.init_from.empty() && o.fields.empty() ? find_preset(o.preset).published : nullptr;
@@ -330,9 +319,10 @@ void set_host_memory(PlanCase& c, double asked) {
 int plan_command(const PlanOptions& o) {
     PlanCase c{.options = o.train, .config = {}, .machine = load_machine(o.machine), .ranks = int(o.gpus)};
     c.options.device = c.machine.cpu ? DeviceChoice::cpu : DeviceChoice::cuda;
+    choose_dtype(c.options, !c.machine.cpu);
     set_host_memory(c, o.host_gib);
     std::string note;
-    c.config = config_of(c.options, note);
+    c.config = planned_config(c.options, note);
     const bool quiet = o.json == "-";
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     if (c.options.fp8.on())

@@ -7,6 +7,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/data/made_data.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -24,13 +25,39 @@ static std::string last_part(const std::string& folder) {
                          end - (slash == std::string::npos ? 0 : slash + 1));
 }
 
+// What --data names instead of a dataset's folder, and what makes one of it.
+static Dataset find_dataset(const TrainOptions& o, const std::string& folder) {
+    if (path_exists(folder + "/dataset.json")) return load_dataset(folder);
+    const std::string name = last_part(folder), stem = name.substr(0, name.rfind('.'));
+    if (is_file(folder)) {
+        require_request(!name.ends_with(".bin"),
+                        "--data %s is a file, not a folder made by prepare.py\n  nearest: --train-data %s",
+                        folder.c_str(), folder.c_str());
+        refuse(
+            "--data %s is a file, and training reads token shards\n"
+            "  python3 data_prep/prepare.py text %s --out data/%s   makes them, for --data data/%s",
+            folder.c_str(), folder.c_str(), stem.c_str(), stem.c_str());
+    }
+    if (is_folder(folder) && !names_in(folder).empty())
+        refuse(
+            "--data %s has no dataset.json, so it holds no token shards of prepare.py\n"
+            "  python3 data_prep/prepare.py text %s --out data/%s   makes them of the texts there",
+            folder.c_str(), folder.c_str(), name.c_str());
+    static const std::vector<std::string> kMade = {"synthetic", "dummy"};
+    if (const std::string near = similar_name(folder, kMade); !near.empty())
+        refuse("--data %s: not found\n  did you mean --data %s?", folder.c_str(), near.c_str());
+    if (o.data_command.find(folder) != std::string::npos)
+        fail("%s/dataset.json: not found; make the dataset with: %s", folder.c_str(), o.data_command.c_str());
+    return load_dataset(folder);  // says how a dataset is made
+}
+
 static void find_sets(const TrainOptions& o, DataPaths& paths) {
     const MixRequest mix = parse_mix(o.data);
     paths.sets.clear();
     paths.shares = mix.shares;
     std::optional<Dataset> first;
     for (const std::string& folder : mix.folders) {
-        const Dataset d = load_dataset(folder);
+        const Dataset d = find_dataset(o, folder);
         if (!first) first = d;
         check_same_tokens(*first, d);
         std::string name = last_part(folder);
@@ -86,6 +113,21 @@ DataPaths find_data(const TrainOptions& o) {
 }
 
 DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
+ModelConfig planned_config(const TrainOptions& o, std::string& note) {
+    int64_t vocab = 0;
+    try {
+        vocab = find_data(o).vocab;
+    } catch (const RequestError&) {
+        throw;
+    } catch (const Error&) {
+        note =
+            format("%s is not here: the vocabulary is the preset's", o.data.empty() ? "--train-data" : o.data.c_str());
+        if (o.data_command.find(o.data) != std::string::npos && !o.data.empty())
+            note += "; the data are made by: " + o.data_command;
+    }
+    return model_config(o, vocab);
+}
+
     if (o.doc_boundary == DocBoundary::none) return {};
     const bool named = o.doc_token >= 0;
     require_request(named || paths.doc_token >= 0,

@@ -39,6 +39,8 @@ struct DataPaths {
     TokenizerFiles tokenizer_files = {};  // for checkpoints and final weights: rank 0 reads them when the run begins
 };
 DataPaths find_data(const TrainOptions&);
+// The model of a run whose data need not be here: their vocabulary is the preset's then, and `note` says so.
+ModelConfig planned_config(const TrainOptions&, std::string& note);
 // What --doc-mask and --doc-token say about these data. Throws where they do not go together.
 DocumentMask document_mask(const TrainOptions&, const DataPaths&, int64_t vocab);
 

@@ -113,8 +113,12 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
     for (const std::string& why : refused) std::printf("  -: %s\n", why.c_str());
 }
 
-int print_config_command(const TrainOptions& o) {
-    const ModelConfig config = model_config(o, find_data(o).vocab);
+int print_config_command(const TrainOptions& asked) {
+    TrainOptions o = asked;
+    choose_dtype(o, will_use_gpu(o) || (o.offloads() && o.device == DeviceChoice::automatic));
+    std::string note;
+    const ModelConfig config = planned_config(o, note);
+    if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
     const ParamTable table(config);
     std::printf("%s\n", describe_model(config, table, o.decay_embeddings).c_str());
     std::printf("%s\n", config_to_json(config, o.dtype).c_str());

@@ -16,7 +16,6 @@ namespace rz {
 constexpr int64_t kBig = int64_t(1) << 48;
 
 static const std::initializer_list<DType> kFloats = {DType::f32, DType::bf16};
-static const std::initializer_list<DType> kAllFloats = {DType::f32, DType::bf16, DType::f16};
 
 static std::vector<std::string> preset_names() {
     std::vector<std::string> names;
@@ -174,6 +173,8 @@ static void add_data(std::vector<OptionRow>& rows, TrainOptions& o) {
               "a:0.7,b:0.3. synthetic, dummy: made on the spot.")
         .basic()
         .is_list = true;
+    data.text("--data-command", Keeps::no, o.data_command,
+              "Command that makes --data, for a recipe: it is named where the data are not here, never run.", "CMD");
     data.text("--data-weights-at", Keeps::always, o.data_weights_at,
               "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.", "STEP:SHARES;...");
     data.text("--train-data", Keeps::always, o.train_data,

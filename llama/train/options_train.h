@@ -81,6 +81,7 @@ struct TrainOptions {
 
     // data
     std::string data;             // folder made by data_prep/prepare.py, or a mix (llama/data/mix.h)
+    std::string data_command;     // that makes it; for people
     std::string data_weights_at;  // STEP:SHARES;...
     std::string train_data;       // or shards
     std::string val_data;
@@ -128,8 +129,8 @@ struct TrainOptions {
 
     // precision, memory, device
     DType dtype = DType::f32;
-    std::optional<DType> grad_dtype;  // none: dtype, or fp32 with fp16
     bool dtype_auto = true;           // choose_dtype() says which
+    std::optional<DType> grad_dtype;  // none: dtype, or fp32 with fp16
     DType adam_dtype = DType::f32, master_dtype = DType::f32;
     std::string loss_scale;  // "dynamic" or a power of two; empty: dynamic with fp16
     int64_t loss_scale_window = 1000, loss_scale_hysteresis = 2;
@@ -274,11 +275,11 @@ void override_fields(const TrainOptions&, ModelConfig& config);
 // Throws if the sequences or the data's vocabulary do not fit the model.
 void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
 
-// --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and
 // --dtype auto: bf16 on a GPU (each that this program has code for multiplies it with fp32 sums), fp32 on the CPU.
 void choose_dtype(TrainOptions&, bool gpu);
 bool will_use_gpu(const TrainOptions&);  // by --device and what is here
 
+// --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and
 // (of a plan, else 0) tokens. Returns a line for each, with its source.
 std::vector<std::string> choose_recipe(TrainOptions&, const ModelConfig&, int64_t ranks, double tokens = 0);
 
