@@ -87,6 +87,7 @@ static RunEnd train_or_end_job(Trainer& t) {
 static int train_command(TrainOptions options, Process& process) {
     if (options.print_config) return process.is_root() ? print_config_command(options) : 0;
     check_ranks(options.ranks, process);
+    check_same_flags(options, process);
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
     // Without --out a run gets a folder of its own. Those that --resume N and auto look into are named.
@@ -98,8 +99,8 @@ static int train_command(TrainOptions options, Process& process) {
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
-    if (options.recipe && !from)
     choose_dtype(options, will_use_gpu(options));
+    if (options.recipe && !from)
         for (const std::string& line :
              choose_recipe(options, model_config(options, find_data(options).vocab), process.size()))
             if (process.is_root()) std::printf("%s\n", line.c_str());

@@ -4,7 +4,7 @@
 
 namespace rz {
 
-uint32_t crc32(std::string_view bytes) {
+uint32_t crc32(std::string_view bytes, uint32_t before) {
     static constexpr auto kTable = [] {
         std::array<uint32_t, 256> table{};
         for (uint32_t i = 0; i < 256; ++i) {
@@ -14,7 +14,7 @@ uint32_t crc32(std::string_view bytes) {
         }
         return table;
     }();
-    uint32_t c = ~0u;
+    uint32_t c = ~before;
     for (const char b : bytes) c = (c >> 8) ^ kTable[(c ^ uint8_t(b)) & 0xff];
     return ~c;
 }

@@ -6,6 +6,7 @@
 
 namespace rz {
 
-uint32_t crc32(std::string_view bytes);
+// before: of the bytes that come before these.
+uint32_t crc32(std::string_view bytes, uint32_t before = 0);
 
 }  // namespace rz

@@ -15,8 +15,10 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/crc32.h"
 #include "llama/base/json.h"
 #include "llama/base/sum_hash.h"
+#include "llama/data/token_shards.h"
 
 namespace rz {
 
@@ -57,10 +59,13 @@ class FileSum {
             sum_ += sum_hash(piece_.data(), at_ / 8, count / 8, 8);
             for (int64_t i = count / 8 * 8; i < count; ++i)
                 sum_ += kTail * uint64_t((unsigned char)piece_[size_t(i)] + 1) * uint64_t(at_ + i + 1);
+            const int64_t head = std::clamp<int64_t>(kLlmcHeaderBytes - at_, 0, count);
+            crc_ = crc32(std::string_view(piece_.data(), size_t(count)).substr(size_t(head)), crc_);
             at_ += count;
         }
         return at_ >= before_.bytes;
     }
+    uint32_t crc() const { return crc_; }  // of all after the header
     // Of a file that was read to its end; no name if it changed meanwhile.
     ShardSum result() const {
         ShardSum now = look(path_);
@@ -75,6 +80,7 @@ class FileSum {
     ShardSum before_;
     int64_t at_ = 0;
     uint64_t sum_ = 0;
+    uint32_t crc_ = 0;
     std::vector<char> piece_;
 };
 
@@ -169,6 +175,17 @@ std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Place read
     }
 }
 
+void ShardSums::expect(const std::string& path, uint32_t crc) {
+    std::lock_guard lock(mutex_);
+    for (File& file : files_)
+        if (file.path == path) file.crc = crc;
+}
+
+std::string ShardSums::damaged() const {
+    std::lock_guard lock(mutex_);
+    return damaged_;
+}
+
 void ShardSums::start() {
     {
         std::lock_guard lock(mutex_);
@@ -221,6 +238,10 @@ void ShardSums::work() {
             const ShardSum result = sum.result();
             std::lock_guard lock(mutex_);
             take(file, result);
+            if (damaged_.empty() && file.known && file.crc >= 0 && sum.crc() != uint32_t(file.crc))
+                damaged_ =
+                    format("%s: the CRC-32 of its tokens is %u, dataset.json says %u: it is damaged; prepare it again",
+                           file.path.c_str(), unsigned(sum.crc()), unsigned(file.crc));
         } catch (const std::exception&) {  // the loader says what is wrong with a file
         }
     }

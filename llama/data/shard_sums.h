@@ -40,6 +40,10 @@ class ShardSums {
     // "" or the first file that has other contents. Collective: the ranks, of which this one stands
     // at `reader`, share the files, and agree after every GiB, so that none waits past its deadline.
     std::string compare(const std::vector<ShardSum>& recorded, Place reader, Process& process);
+    // Before start(): the CRC-32 of a file's tokens, as dataset.json has it. Of what start() reads, the first file that
+    // has another one is damaged().
+    void expect(const std::string& path, uint32_t crc);
+    std::string damaged() const;  // in words; "": none so far
     // Sums what is not known yet, on a thread.
     void start();
     // Data that grow have further files: those of `paths` that are not here yet. After start() they are summed too.
@@ -54,11 +58,13 @@ class ShardSums {
         int64_t place;
         ShardSum sum;
         bool known = false;
+        int64_t crc = -1;  // that it should have; -1: unknown
     };
     void work();
     void take(File& file, const ShardSum& sum) const;
 
     std::deque<File> files_;  // places stay what they are while more are added
+    std::string damaged_;
     bool started_ = false, working_ = false;
     mutable std::mutex mutex_;  // of all above
     std::atomic<bool> ends_ = false;

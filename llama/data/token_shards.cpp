@@ -19,7 +19,6 @@
 namespace rz {
 namespace {
 
-constexpr int64_t kLlmcHeaderBytes = 256 * sizeof(int32_t);
 constexpr uint32_t kGpt2Magic = 20240520, kLlama3Magic = 20240801, kEvalMagic = 20240522;
 constexpr std::string_view kMegatronMagic{"MMIDIDX\0\0", 9};
 constexpr int64_t kMegatronHeaderBytes = 34;
@@ -336,13 +335,17 @@ Dataset load_dataset(const std::string& folder) {
                 base.c_str());
         return folder + "/" + base;
     };
-    const auto read_split = [&](const char* split, std::vector<std::string>& shards, int64_t& tokens) {
+    const auto read_split = [&](const char* split, std::vector<std::string>& shards, std::vector<int64_t>& sums,
+                                int64_t& tokens) {
         const Json& part = json_at(json, split, path);
         tokens = json_int(json_at(part, "tokens", path), "tokens", 0, INT64_MAX, path);
         const Json& list = json_at(part, "shards", path);
         require(list.is_array(), "%s: \"shards\" must be an array", path.c_str());
-        for (const Json& shard : list) shards.push_back(file(json_at(shard, "file", path)));
-        return &list;
+        for (const Json& shard : list) {
+            shards.push_back(file(json_at(shard, "file", path)));
+            const Json* sum = json_find(shard, "crc32");
+            sums.push_back(sum ? json_int(*sum, "crc32", 0, UINT32_MAX, path) : -1);
+        }
     };
     const int64_t version = json_int(json_at(json, "format_version", path), "format_version", 0, INT64_MAX, path);
     require(version == 1, "%s: format_version %ld, but only 1 is known; prepare the data again", path.c_str(), version);
@@ -354,17 +357,14 @@ Dataset load_dataset(const std::string& folder) {
     const Json& tokenizer = json["tokenizer"];
     if (const Json* id = json_find(tokenizer, "eot_id")) d.doc_token = json_int(*id, "eot_id", 0, d.vocab - 1, path);
     if (const Json* id = json_find(tokenizer, "eos_id")) d.eos = json_int(*id, "eos_id", 0, d.vocab - 1, path);
-    for (const Json& shard : *read_split("train", d.train, d.train_tokens)) {
-        const Json* sum = json_find(shard, "crc32");
-        d.train_sums.push_back(sum ? json_int(*sum, "crc32", 0, UINT32_MAX, path) : -1);
-    }
+    read_split("train", d.train, d.train_sums, d.train_tokens);
     if (const Json* growing = json_find(json, "growing")) {
         require(growing->is_boolean(), "%s: \"growing\" is true or false, not %s", path.c_str(),
                 json_excerpt(*growing).c_str());
         d.growing = growing->get<bool>();
     }
     if (const Json* packed = json_find(json, "packed")) d.packed = json_int(*packed, "packed", 2, INT32_MAX, path);
-    read_split("val", d.val, d.val_tokens);
+    read_split("val", d.val, d.val_sums, d.val_tokens);
     if (const Json* ratio = json_find(json["val"], "bytes_per_token"))
         d.val_bytes_per_token = json_number(*ratio, "bytes_per_token", 0, 1e9, path);
     if (const Json* entropy = json_find(json, "entropy_nats_per_token"))

@@ -21,6 +21,8 @@
 
 namespace rz {
 
+constexpr int64_t kLlmcHeaderBytes = 256 * sizeof(int32_t);  // of a shard in llm.c's format, as prepare.py writes them
+
 enum class ShardFormat { kLlmcGpt2, kLlmcLlama3, kMegatron, kRaw16 };
 const char* format_name(ShardFormat format);  // "llm.c gpt-2 (uint16)" ...
 
@@ -89,13 +91,13 @@ struct Dataset {
     int64_t vocab = 0;
     std::vector<std::string> train, val;  // paths of the shards, in order
     int64_t train_tokens = 0, val_tokens = 0;
-    int64_t eos = -1;                 // the tokenizer's own end token, which the data need not have
-    double val_bytes_per_token = 0;   // bits per byte = loss in nats / ln 2 / this; 0: not text
-    int64_t doc_token = -1;           // begins each document; -1: unknown
-    double entropy_nats = -1;         // of the synthetic source, per token; -1: unknown (real text)
-    bool growing = false;             // it is still being written: shards will be added to `train`
-    std::vector<int64_t> train_sums;  // TokenShard::sum() of each; -1: unknown
-    int64_t packed = 0;               // > 0: rows of this length cut no conversation
+    int64_t eos = -1;                           // the tokenizer's own end token, which the data need not have
+    double val_bytes_per_token = 0;             // bits per byte = loss in nats / ln 2 / this; 0: not text
+    int64_t doc_token = -1;                     // begins each document; -1: unknown
+    double entropy_nats = -1;                   // of the synthetic source, per token; -1: unknown (real text)
+    bool growing = false;                       // it is still being written: shards will be added to `train`
+    std::vector<int64_t> train_sums, val_sums;  // TokenShard::sum() of each; -1: unknown
+    int64_t packed = 0;                         // > 0: rows of this length cut no conversation
 };
 Dataset load_dataset(const std::string& folder);
 

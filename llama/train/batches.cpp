@@ -71,7 +71,8 @@ static void find_sets(const TrainOptions& o, DataPaths& paths) {
                         "--data: %s is still being written, and can be trained on alone and in its order only\n"
                         "  nearest: --data %s --data-order sequential, or wait for it",
                         folder.c_str(), folder.c_str());
-        paths.sets.push_back({name, d.train, d.val, d.val_bytes_per_token, d.growing ? folder : "", d.train_sums});
+        paths.sets.push_back(
+            {name, d.train, d.val, d.val_bytes_per_token, d.growing ? folder : "", d.train_sums, d.val_sums});
     }
     paths.tokenizer = first->tokenizer;
     paths.vocab = first->vocab;
@@ -112,7 +113,6 @@ DataPaths find_data(const TrainOptions& o) {
     return paths;
 }
 
-DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
 ModelConfig planned_config(const TrainOptions& o, std::string& note) {
     int64_t vocab = 0;
     try {
@@ -128,6 +128,7 @@ ModelConfig planned_config(const TrainOptions& o, std::string& note) {
     return model_config(o, vocab);
 }
 
+DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
     if (o.doc_boundary == DocBoundary::none) return {};
     const bool named = o.doc_token >= 0;
     require_request(named || paths.doc_token >= 0,

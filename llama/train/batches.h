@@ -23,9 +23,9 @@ struct DataPaths {
     struct Set {  // of --data
         std::string name;
         std::vector<std::string> train, val;
-        double val_bytes_per_token = 0;        // 0: unknown
-        std::string growing = {};              // the folder, if it is still being written
-        std::vector<int64_t> train_sums = {};  // then: TokenShard::sum() of each, or -1
+        double val_bytes_per_token = 0;                       // 0: unknown
+        std::string growing = {};                             // the folder, if it is still being written
+        std::vector<int64_t> train_sums = {}, val_sums = {};  // TokenShard::sum() of each, or -1
     };
     std::vector<Set> sets = {{}};
     std::vector<std::string> shares = {"1"};  // of each set, from the first step on

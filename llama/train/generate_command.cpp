@@ -2,8 +2,11 @@
 
 #include <omp.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <iostream>
 #include <iterator>
@@ -28,6 +31,19 @@
 namespace rz {
 namespace {
 
+constexpr int64_t kPaddedIds = 1024;  // models have so many further ids at most, for products of a round size
+
+// 0: as OpenMP has it. A token of a small model is written before a second thread has come to help; and threads that
+// spin for their turn on cores that others use slow everything down, this program most.
+int64_t writing_threads(const GenerateOptions& o, int64_t weight_bytes) {
+    if (o.threads > 0 || std::getenv("OMP_NUM_THREADS")) return o.threads;
+    constexpr int64_t kSmall = int64_t(64) << 20;
+    double load = 0;
+    if (weight_bytes < kSmall) return 1;
+    if (getloadavg(&load, 1) != 1) return 0;
+    return std::max<int64_t>(1, omp_get_max_threads() - std::llround(load));
+}
+
 // A model that is ready to write.
 class Writer {
    public:
@@ -41,7 +57,13 @@ class Writer {
           stream_(device_, "compute"),
           parameters_(device_, stream_, unit_layouts(table_), o.dtype) {
         check_threads(o.threads);
-        if (o.threads > 0 && !device_.is_cuda()) stream_.enqueue_host([n = int(o.threads)] { omp_set_num_threads(n); });
+        const int64_t ids = tokenizer_.vocab_size();
+        require_request(o.tokenizer.empty() || (ids <= config_.vocab && config_.vocab - ids < kPaddedIds),
+                        "--tokenizer %s has %lld token ids, the model a vocabulary of %lld: it is another model's\n"
+                        "  nearest: leave it out, or the tokenizer that the model's data were prepared with",
+                        o.tokenizer.c_str(), (long long)ids, (long long)config_.vocab);
+        const int64_t threads = device_.is_cuda() ? 0 : writing_threads(o, table_.parameters() * size_of(o.dtype));
+        if (threads > 0) stream_.enqueue_host([n = int(threads)] { omp_set_num_threads(n); });
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);
     }
 

@@ -30,7 +30,8 @@ CommandTable command_table(GenerateOptions& o) {
     g.text("--tokenizer", Keeps::no, o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
     g.choice("--device", Keeps::no, o.device, "Device. auto: CUDA where it is usable.");
     g.choice("--dtype", Keeps::no, o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});
-    g.whole("--threads", Keeps::no, o.threads, 0, 1 << 16, "Number of CPU threads. 0: as many as OpenMP chooses.");
+    g.whole("--threads", Keeps::no, o.threads, 0, 1 << 16,
+            "Number of CPU threads. 0: one for a model below 64 MiB, else one for each idle core.");
     add_gemm_rows(g, Keeps::no, o.gemm_tune, o.gemm_cache);
     return table;
 }

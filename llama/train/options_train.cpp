@@ -325,14 +325,12 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup device(rows, "Device, precision and memory", "device", "training");
     device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.").basic();
     device
-        .one_of(
-            "--dtype", Keeps::always, {"auto", "fp32", "bf16", "fp16"}, "auto",
-            "Data type of weights and activations. auto: bf16 on a GPU, fp32 on the CPU; a resumed run keeps its own. "
-            "fp16 scales the loss.",
-            [&o](const std::string& text) {
-                o.dtype_auto = text == "auto";
-                o.dtype = o.dtype_auto ? DType::f32 : parse_dtype("--dtype", text);
-            })
+        .one_of("--dtype", Keeps::always, {"auto", "fp32", "bf16", "fp16"}, "auto",
+                "Data type. auto: bf16 on a GPU, fp32 on the CPU.",
+                [&o](const std::string& text) {
+                    o.dtype_auto = text == "auto";
+                    o.dtype = o.dtype_auto ? DType::f32 : parse_dtype("--dtype", text);
+                })
         .basic();
     device.choice("--grad-dtype", Keeps::always, o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]",
                   kFloats);
@@ -568,8 +566,7 @@ static void add_validation(std::vector<OptionRow>& rows, TrainOptions& o) {
 static void add_output(std::vector<OptionRow>& rows, TrainOptions& o) {
     OptionGroup out(rows, "Output", "output", "output");
     out.text("--out", Keeps::no, o.out,
-             "Folder for metrics.jsonl, the loss curve, checkpoints and the final weights. Empty: nothing is kept. "
-             "[runs/DATE-TIME]")
+             "Folder for numbers, checkpoints and final weights. Empty: none. [runs/DATE-TIME]")
         .basic()
         .also("output-dir");
     out.on_off("--overwrite", Keeps::no, o.overwrite,

@@ -8,11 +8,14 @@
 #include <ctime>
 #include <optional>
 #include <random>
+#include <set>
 #include <thread>
 
+#include "comm/exit_codes.h"
 #include "comm/host.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/crc32.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/checkpoint/checkpoint.h"
@@ -24,6 +27,35 @@ std::string choose_run_id(Process& process) {
     uint32_t id = std::random_device()();
     process.broadcast(&id, sizeof id, 0);
     return format("%08x", id);
+}
+
+void check_same_flags(const TrainOptions& o, Process& process) {
+    if (process.alone()) return;
+    static const std::set<std::string> kOwn = {"threads", "data-threads", "gemm-cache", "quiet"};
+    const auto as_text = [&](const std::string& flag) {
+        return format("--%s %s", flag.c_str(), o.values.at(flag).c_str());
+    };
+    // Few bytes where all are alike.
+    uint64_t hash = 0;
+    for (const auto& [flag, value] : o.values)
+        if (!kOwn.count(flag)) hash = hash * 31 + crc32(as_text(flag));
+    if (process.max(int64_t(hash >> 1)) == -process.max(-int64_t(hash >> 1))) return;
+    std::string all;
+    for (const auto& [flag, value] : o.values)
+        if (!kOwn.count(flag)) all += as_text(flag) + '\n';
+    const std::vector<std::string> ranks = process.all_gather_text(all);
+    const auto lines = [](const std::string& text) {
+        std::set<std::string> set;
+        for (size_t at = 0, end; at < text.size(); at = end + 1)
+            set.insert(text.substr(at, (end = text.find('\n', at)) - at));
+        return set;
+    };
+    const std::set<std::string> first = lines(ranks[0]);
+    for (size_t r = 1; r < ranks.size(); ++r)
+        for (const std::string& line : lines(ranks[r]))
+            require_request(first.count(line) > 0,
+                            "rank %zu was started with %s, rank 0 was not\n  start all ranks with the same flags", r,
+                            line.c_str());
 }
 
 std::string choose_run_folder(Process& process) {
@@ -78,6 +110,14 @@ static std::string tokenizer_difference(const std::string& data, const std::stri
     return "";
 }
 
+// What can't be read is known at the start, not when the model is to write.
+static void try_tokenizer(const TrainOptions& o, const std::string& path) try {
+    Tokenizer::load(path);
+} catch (const Error& error) {
+    if (!o.tokenizer.empty()) throw;
+    std::fprintf(stderr, "train_llama: %s\n  the run keeps this tokenizer, and generate can't use it\n", error.what());
+}
+
 TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, const std::string& model,
                              const ModelConfig& config) {
     TokenizerFiles files;
@@ -88,6 +128,7 @@ TokenizerFiles carried_files(const TrainOptions& o, const DataPaths& paths, cons
         if (!of_data.has_tokenizer() || !files.has_tokenizer()) {
             if (of_data.has_tokenizer() && !model.empty())
                 std::fprintf(stderr, "train_llama: %s has no tokenizer to compare the data's with\n", model.c_str());
+            if (of_data.has_tokenizer()) try_tokenizer(o, paths.tokenizer);
             if (of_data.has_tokenizer()) files.replace_tokenizer(of_data);
         } else {
             const std::string difference = tokenizer_difference(paths.tokenizer, model, o.resize_vocab);
@@ -189,6 +230,28 @@ void abandon_newer(const std::string& out, int64_t step, const std::string& run_
             "train_llama: to take them back, stop this run, rename its own checkpoints of step %lld and later, "
             "and then each STEP-abandoned-%s to STEP\n",
             (long long)newer[0], run_id.c_str());
+}
+
+void start_sums(ShardSums& sums, const DataPaths& paths, bool may_differ) {
+    for (const DataPaths::Set& set : paths.sets)
+        for (const auto& [files, all] : {std::pair(&set.train, &set.train_sums), {&set.val, &set.val_sums}})
+            for (size_t i = 0; i < all->size() && !may_differ; ++i)
+                if ((*all)[i] >= 0) sums.expect((*files)[i], uint32_t((*all)[i]));
+    sums.start();
+}
+
+void report_damage(const ShardSums& sums, Health& health) {
+    if (const std::string damaged = sums.damaged(); !damaged.empty())
+        health.report_end(kExitError, damaged + "\n  --allow-data-change trains on it");
+}
+
+const char* why_dtype(const TrainOptions& o) { return o.dtype_auto ? " (--dtype auto)" : ""; }
+
+std::string where_kept(const TrainOptions& o) {
+    if (o.out.empty())
+        return "out      none: nothing of this run is kept; --out FOLDER keeps weights, checkpoints, numbers";
+    if (!o.out_is_new) return "";
+    return "out      " + o.out + " keeps this run; --out FOLDER names another place, --out \"\" keeps nothing";
 }
 
 void announce_data(const DataSources& s, Log& log) {

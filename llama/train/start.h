@@ -5,6 +5,7 @@
 #include <string>
 
 #include "llama/data/data_mix.h"
+#include "llama/data/shard_sums.h"
 #include "llama/report/log.h"
 #include "llama/train/batches.h"
 #include "llama/train/core.h"
@@ -15,6 +16,8 @@ namespace rz {
 
 // Collective: a random number in hex, the same on all ranks.
 std::string choose_run_id(Process&);
+// Collective: throws if a rank was started with other flags than rank 0, but for those of its own machine.
+void check_same_flags(const TrainOptions&, Process&);
 // Collective: a folder in runs_folder() that is not there yet, by date and time; nothing is made.
 std::string choose_run_folder(Process&);
 // Collective: throws if what rank 0 writes into `out` is not seen by every rank. Nothing if `out` is empty.
@@ -32,6 +35,11 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions&, const DataMix& 
 // Rank 0: renames the checkpoints after `step`, so that no run resumes from them, and says how to take them back.
 void abandon_newer(const std::string& out, int64_t step, const std::string& run_id);
 
+// On a thread; beside what dataset.json says, but with --allow-data-change.
+void start_sums(ShardSums&, const DataPaths&, bool may_differ);
+void report_damage(const ShardSums&, Health&);  // ends the run where start_sums() has found some
+const char* why_dtype(const TrainOptions&);
+std::string where_kept(const TrainOptions&);  // a line, unless --out says it
 void announce_data(const DataSources&, Log&);
 void tell_of_rollback(Log&, const Rollback&, size_t count, int64_t most);
 

@@ -321,13 +321,10 @@ static void announce(Trainer& t, const std::string& note) {
     const int ranks = core.mesh.world().size;
     Log& log = *t.log;
     if (!note.empty()) log.line(note);
-    if (o.out.empty())
-        log.line("out      none: nothing of this run is kept; --out FOLDER keeps weights, checkpoints, numbers");
-    else if (o.out_is_new)
-        log.line("out      " + o.out + " keeps this run; --out FOLDER names another place, --out \"\" keeps nothing");
+    if (const std::string kept = where_kept(o); !kept.empty()) log.line(kept);
     log.line("model    " + summary(core.config));
-    log.line(format("device   %s, %d rank%s, %s GEMM, %s weights", core.device.name().c_str(), ranks,
-                    ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype)));
+    log.line(format("device   %s, %d rank%s, %s GEMM, %s weights%s", core.device.name().c_str(), ranks,
+                    ranks == 1 ? "" : "s", gemm_library(core.device.kind), name_of(o.dtype), why_dtype(o)));
     if (core.device.is_cuda()) log.line("         " + t.prepared);
     if (o.offloads())
         log.line(format("offload  %s pinned in the host's memory: %s%s%s%s",
@@ -448,7 +445,7 @@ void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note
     if (!o.allow_data_change)
         if (const std::string changed = shard_sums->compare(m.shards, mesh->world(), process); !changed.empty())
             refuse("%s\n  --allow-data-change resumes with them, from the same number of tokens", changed.c_str());
-    if (process.is_root() && !o.out.empty()) shard_sums->start();
+    if (process.is_root() && !o.out.empty()) start_sums(*shard_sums, sources.paths, o.allow_data_change);
     if (from) lr = resumed_schedule(options, m);
     start.rolled_back = from && from->rolls_back;
     batches->start_from({.step = m.step, .samples = m.samples, .tokens = m.tokens});
@@ -670,6 +667,7 @@ void end_step(Trainer& t, int64_t step) {
         if (const std::string difference = t.recheck->compare(); !difference.empty())
             t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
     t.metrics->end(step);
+    report_damage(*t.shard_sums, t.health);
     check_replicas(t, step);
     check_wire(t, step);
     nvtx_pop();

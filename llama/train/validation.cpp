@@ -29,7 +29,7 @@ static void print_sample(Trainer& t, int64_t step) {
                  return true;
              });
     const std::string text = tokenizer.decode(tokens, /*skip_special=*/true);
-    t.log->event(step, "--- sample\n" + text + "\n---", "sample", Json(text).dump());
+    t.log->event(step, "--- sample\n" + printable(text) + "\n---", "sample", Json(text).dump());
 }
 
 int64_t validation_sequences(const Trainer& t, size_t set) {

@@ -70,6 +70,26 @@ TEST_F(ShardSumsTest, AnyChangedByteIsFound) {
     }
 }
 
+// The CRC-32 of what follows a shard's header, as dataset.json has it. zlib gives cbf43926 for 123456789.
+TEST_F(ShardSumsTest, AFlippedBitIsFoundAtAFirstStart) {
+    std::string shard(1024, 'h');
+    shard += "123456789";
+    write_file_atomically(path("a.bin"), shard);
+    const auto damage = [&] {
+        ShardSums sums(files());
+        sums.expect(path("a.bin"), 0xcbf43926);
+        sums.start();
+        for (int i = 0; i < 6000 && sums.known().size() < 3; ++i)
+            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        return sums.damaged();
+    };
+    EXPECT_EQ(damage(), "");
+    change("a.bin", 3);  // the header is not summed
+    EXPECT_EQ(damage(), "");
+    change("a.bin", 1030);
+    EXPECT_NE(damage().find("a.bin: the CRC-32 of its tokens is"), std::string::npos);
+}
+
 // prepare.py gives each data set the same names. Each file is that of its folder; a folder that was renamed is
 // known by its place; manifests that have neither are still read.
 TEST_F(ShardSumsTest, SetsWithShardsOfOneName) {

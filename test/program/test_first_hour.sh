@@ -383,6 +383,22 @@ check "synthetic data" exits 0 "synthetic data of" -- --data synthetic "${shape[
 check "resume" exits 0 "step 4/4" -- --out "$work/synthetic" --resume auto --steps 4 --device cpu --threads 1 --lr-continue
 check "dummy data" exits 0 "dummy data of 5.5452 nats" "step 2/2" -- --data dummy "${shape[@]}" "${small[@]}" --steps 2
 
+# ---- what --data names instead of a dataset's folder ----
+printf 'text' > "$work/mine.txt"
+check "a text" exits 2 "is a file, and training reads token shards" "prepare.py text $work/mine.txt --out data/mine" -- --data "$work/mine.txt" --steps 1
+check "shards" exits 2 "nearest: --train-data $work/data/" -- --data "$(compgen -G "$work/data/*_train_000000.bin")" --steps 1
+check "a folder of texts" exits 2 "prepare.py text test/golden/prompts --out data/prompts" -- --data test/golden/prompts --steps 1
+check "a misspelt name" exits 2 "did you mean --data synthetic?" -- --data synthetc --steps 1
+check "a recipe's data: the command that makes them" exits 70 "make the dataset with: python3 data_prep/prepare.py fineweb-edu --subset sample-10BT" -- --config llama/configs/124m.toml --out "$work/124m"
+check "not of other data" exits 70 "prepare.py stdlib --out $work/nothing" -- --config llama/configs/124m.toml --out "$work/124m" --data "$work/nothing"
+check "--print-config needs no data" exits 0 "data/fineweb-edu-gpt2 is not here: the vocabulary is the preset's; the data are made by: python3 data_prep/prepare.py fineweb-edu" "FLOPs per token" -- \
+  --config llama/configs/124m.toml --print-config
+cp -r "$work/data" "$work/broken" && echo '{"model": {"type": "WordPiece", "vocab": {}}}' > "$work/broken/tokenizer.json"
+check "a broken tokenizer is known at the start" exits 0 "generate can't use it" -- --data "$work/broken" "${shape[@]}" "${small[@]}" --steps 1 --out ""
+check "one that is asked for is refused" exits 70 "tokenizer.json" -- --data "$work/broken" --tokenizer "$work/broken/tokenizer.json" "${shape[@]}" "${small[@]}" --steps 1 --out ""
+check "generate with another model's tokenizer" exits 2 "it is another model's" -- generate --from $model --threads 1 --tokenizer test/golden/tokenizer/gpt2.json --prompt a
+check "a sample's control characters" exits 0 'ab\x1b[31mred' -- --data "$work/data" "${shape[@]}" "${small[@]}" --steps 1 --sample-every 1 --sample-tokens 2 --prompt $'ab\033[31mred' --out ""
+
 # ---- without --out a run has a folder of its own ----
 mkdir "$work/unnamed"
 unnamed() { (cd "$work/unnamed" && timeout 60 env "RINGZERO_RUNS=$runs" "$program" "$@" > "$work/log" 2>&1); }  # unnamed ARGS...
@@ -415,6 +431,9 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
   ranks_of() { timeout 60 mpirun -n "$1" "$program" "${@:2}" > "$work/log" 2>&1; }
   check "a wrong flag is said once" said 1 "did you mean --steps" --stepz 3
   check "a wrong combination is said once" said 1 "train_llama: --warmup 50 is longer" --warmup 50 --steps 10
+  unequal() { ! timeout 60 mpirun -n 1 "$program" "${tiny_run[@]}" --save-every 0 : -n 1 "$program" "${tiny_run[@]}" --save-every 0 --lr 0.5 > "$work/log" 2>&1; }
+  check "other flags on a rank are refused" unequal
+  check "and named" says "rank 1 was started with --lr 0.5, rank 0 was not"
   check "missing data are said once" said 1 "dataset.json: not found" --data "$work/nothing"
   check "with the prefix" grep -q '^train_llama: rank [0-2] of 3: ' "$work/log"
   check "a run of 3 ranks" said 1 "step 3/3" --data "$work/data" "${shape[@]}" "${small[@]}" --steps 3 --out "$work/three"
