@@ -58,7 +58,7 @@ class DryRun {
             host_for(kWeightsPiece * 4);
         }
         if (o.recheck_every > 0 && job.kind == DeviceKind::cuda) recheck_ = host_for(kRecheckPiece);
-        if (o.keeps() && o.background_save && o.save_every > 0) copy_ = host_for(copy_of_state_bytes(core_->zero));
+        if (!o.out.empty() && o.background_save && o.save_every > 0) copy_ = host_for(copy_of_state_bytes(core_->zero));
         numbers_ = Metrics::make_numbers(device_);
         if (o.stats_every > 0) statistics_.emplace(*core_);
         if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len / mesh_->place(Axis::cp).size);
@@ -198,7 +198,7 @@ class DryRun {
     void finish() {
         const int64_t e = size_of(core_->zero.options.param_dtype);
         host_for(kFinitePiece * e);
-        if (o_.keeps()) host_for(kExportPiece * e);
+        if (!o_.out.empty()) host_for(kExportPiece * e);
     }
 
     Buffer host_for(int64_t bytes) { return Buffer::host_for(device_, bytes, MemKind::workspace, "planned"); }
