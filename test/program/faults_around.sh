@@ -571,7 +571,8 @@ case_libraries_fail() {
   check "libraries_fail: a product of a pipeline's first rank: named" says "rank 0 of 2: out of memory: an allocation of the host failed"
 }
 
-# From too little memory for a start to enough: a message each time, never a signal. 126, 127: the loader's, before the program.
+# From too little memory for a start to enough: a message each time, never a signal. What ends a start before the loader hands over
+# to the program is not the program's: 126, 127, and crashes in the constructors of libraries (UCX's has some).
 case_memory_limits() {
   local command limit least tries bad args
   least=$(($(stat -c %s "$program") / 1024 + 12000))  # below it the kernel ends a start while it maps the program
@@ -583,14 +584,14 @@ case_memory_limits() {
     esac
     bad='' tries=0 rc=1
     for ((limit = least; limit < 8000000 && rc != 0; limit += limit / 12)); do
-      rm -rf "$work/m-train"
-      (ulimit -c 0 -v $limit; timeout -s KILL 120 "$program" "${args[@]}" > "$work/log" 2>&1)
+      rm -rf "$work/m-train" "$work"/loader.*
+      (ulimit -c 0 -v $limit; LD_DEBUG=files LD_DEBUG_OUTPUT=$work/loader timeout -s KILL 120 "$program" "${args[@]}" > "$work/log" 2>&1)
       rc=$?
       tries=$((tries + 1))
       case $rc in
         0) ;;
         70 | 71 | 126 | 127) [ -s "$work/log" ] || bad="$bad $limit:silent" ;;
-        *) bad="$bad $limit:$rc" ;;
+        *) grep -qsF "transferring control: $program" "$work"/loader.* && bad="$bad $limit:$rc" ;;
       esac
     done
     check "memory_limits: $command: enough in the end" test $rc = 0

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.." || exit
 make_documents "$work/text.bin"
 model=(--train-data "$work/text.bin" --val-data "$work/text.bin" --vocab 257 --preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2
   --ffn 48 --head-dim 8 --seq-len 48 --batch 2 --threads 1 --steps 10 --lr-schedule constant --warmup 0 --save-every 5
-  --val-every 5 --val-tokens 192 --timeout 60)
+  --val-every 5 --val-tokens 192 --timeout 60 --dtype fp32)
 
 train() {  # train NAME RANKS FLAGS...
   local name=$1 ranks=$2
