@@ -12,6 +12,7 @@ std::span<const Published> published() {
     constexpr double M = 1e6, B = 1e9, Mi = 1 << 20;
     static const char* const kPythia = "Biderman et al. 2023; EleutherAI/pythia, models/";
     static const char* const kGpt3 = "Brown et al. 2020, table 2.1";
+    static const char* const kSmolLM2 = "huggingface/smollm, text/pretraining/smollm2";
     static const char* const kLlama2 = "Touvron et al. 2023b, table 1";
     static const char* const kLlama3 = "Grattafiori et al. 2024, table 3, section 3.4.1";
     static const char* const kLlama3Small = "Grattafiori et al. 2024, table 3; the 405B's batch";
@@ -21,13 +22,15 @@ std::span<const Published> published() {
         {"Pythia 70M", 70 * M, 1e-3, 2 * Mi, 2 * Mi, kPythia},
         {"GPT-2 124M", 124 * M, 6e-4, 0.5 * Mi, 0.5 * Mi, "llm.c, scripts/run_gpt2_124M.sh"},
         {"GPT-3 125M", 125 * M, 6e-4, 0.5 * M, 0.5 * M, kGpt3},
+        {"SmolLM2 135M", 134.5 * M, 3e-3, 512 * 2048, 512 * 2048, kSmolLM2},
         {"Pythia 160M", 160 * M, 6e-4, 2 * Mi, 2 * Mi, kPythia},
         {"GPT-3 350M", 350 * M, 3e-4, 0.5 * M, 0.5 * M, kGpt3},
+        {"SmolLM2 360M", 361.8 * M, 3e-3, 768 * 2048, 768 * 2048, kSmolLM2},
         {"Pythia 410M", 410 * M, 3e-4, 2 * Mi, 2 * Mi, kPythia},
         {"GPT-3 760M", 760 * M, 2.5e-4, 0.5 * M, 0.5 * M, kGpt3},
         {"TinyLlama 1.1B", 1.1 * B, 4e-4, 2 * Mi, 2 * Mi, "Zhang et al. 2024; its model card"},
         {"GPT-3 1.3B", 1.3 * B, 2e-4, 1 * M, 1 * M, kGpt3},
-        {"SmolLM2 1.7B", 1.71 * B, 5e-4, 2 * M, 2 * M, "Ben Allal et al. 2025, not looked up"},
+        {"SmolLM2 1.7B", 1.71 * B, 5e-4, 1024 * 2048, 1024 * 2048, kSmolLM2},
         {"Pythia 2.8B", 2.8 * B, 1.6e-4, 2 * Mi, 2 * Mi, kPythia},
         {"SmolLM3 3B", 3.08 * B, 2e-4, 576 * 4096, 576 * 4096, "huggingface/smollm, text/pretraining"},
         {"GPT-3 6.7B", 6.7 * B, 1.2e-4, 2 * M, 2 * M, kGpt3},
