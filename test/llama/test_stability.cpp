@@ -114,14 +114,17 @@ TEST(Average, IsThatOfItsOwnWeightsOnAnyLayout) {
         int tp, dp, pp, zero;
         bool bf16 = false;
         PipelineKind schedule = PipelineKind::f1b1;
+        bool muon = false;
     };
-    for (const Case& c :
-         {Case{1, 1, 1, 0}, Case{1, 3, 1, 1}, Case{1, 3, 1, 2, true}, Case{1, 3, 1, 3}, Case{2, 1, 1, 0},
-          Case{4, 3, 1, 3, true}, Case{1, 1, 2, 0, true, PipelineKind::zb_v}, Case{2, 3, 2, 2}}) {
-        SCOPED_TRACE(format("tp %d, dp %d, pp %d, ZeRO-%d", c.tp, c.dp, c.pp, c.zero));
+    for (const Case& c : {Case{1, 1, 1, 0}, Case{1, 3, 1, 1}, Case{1, 3, 1, 2, true}, Case{1, 3, 1, 3},
+                          Case{2, 1, 1, 0}, Case{4, 3, 1, 3, true}, Case{1, 1, 2, 0, true, PipelineKind::zb_v},
+                          Case{2, 3, 2, 2}, Case{.tp = 1, .dp = 1, .pp = 1, .zero = 0, .muon = true},
+                          Case{.tp = 2, .dp = 3, .pp = 1, .zero = 3, .bf16 = true, .muon = true}}) {
+        SCOPED_TRACE(format("tp %d, dp %d, pp %d, ZeRO-%d, %s", c.tp, c.dp, c.pp, c.zero, c.muon ? "Muon" : "AdamW"));
         Layout how{.config = toy(2, /*tied=*/c.pp > 1), .tp = c.tp, .dp = c.dp, .pp = c.pp, .B = 3};
         how.config.layers = 4, how.micro_batches = 2, how.rate = 1e-2f;
         how.zero.stage = c.zero, how.zero.accumulate_locally = c.pp > 1 && c.zero >= 2;  // the head is tied
+        how.zero.muon.on = c.muon;
         if (c.pp > 1) how.schedule = c.schedule;
         Tensors want;
         for (how.steps = 0; how.steps <= 2; ++how.steps) {

@@ -150,7 +150,8 @@ for step in 5 8; do
   check "resumes at step $step" resume cut
   check "with the same weights" same cut ramp
 done
-for layout in "--ranks 2 --zero 3" "--ranks 4 --tp 2 --pp 2"; do
+for layout in "--ranks 2 --zero 3" "--ranks 4 --tp 2 --pp 2" "--ranks 2 --tp 2" "--ranks 4 --tp 2 --zero 3" "--ranks 2 --zero 2" \
+  "--ranks 4 --zero 1" "--ranks 2 --pp 2 --pp-schedule zb-h1" "--ranks 2 --cp 2 --logits-mib 1"; do
   rm -rf "$work/other"
   # shellcheck disable=SC2086
   check "a ramp on $layout" run other "${ramp[@]}" $layout
