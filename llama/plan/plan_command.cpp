@@ -53,7 +53,7 @@ double share_of(const Plan& plan, const char* what) {
 
 double busy_share(const Plan& plan) { return share_of(plan, ""); }
 
-// One for every run of a machine, so that runs of different types compare.
+// A machine has one peak for runs of all types, so that their MFU compare.
 const char* peak_name(const PlanCase& c) { return c.options.peak_tflops > 0 ? "--peak-tflops" : "bf16, dense"; }
 
 void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {

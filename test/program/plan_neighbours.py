@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""What `train_llama plan --search` prints first, for every machine's file and 1 to 64 GPUs: does a plan of it say that it fits, and is
-no plan with one other flag of the same numerics faster by more than 1 %?
+"""Checks the command that `train_llama plan --search` prints first, for every machine's file and 1 to 64 GPUs.
+
+A plan of that command has to fit, and changing one flag, the numerics being kept, must not make it more than 1 % faster.
 
   test/program/plan_neighbours.py PROGRAM                              all: a quarter of an hour of one core
   test/program/plan_neighbours.py PROGRAM --most-gpus 2 --every 3      every third case of 1 and 2 GPUs
 """
 
 import argparse
+import concurrent.futures
 import glob
 import json
 import os
@@ -60,6 +62,7 @@ def neighbours(flags, gpus):
 def check(program, machine, gpus):
     """How many neighbours there are, and what is wrong."""
     done = run(program, ["--gpus", str(gpus), "--gpu", machine, *MODEL.split(), "--search"])
+    assert done.returncode in (0, 3), done.stderr
     if done.returncode == 3:
         assert "  nearest, " in done.stderr, done.stderr
         return 0, None
@@ -88,13 +91,14 @@ def main():
     parser.add_argument("program")
     parser.add_argument("--every", type=int, default=1, metavar="N")
     parser.add_argument("--most-gpus", type=int, default=64, metavar="N")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N")
     o = parser.parse_args()
     here = os.path.dirname(os.path.abspath(__file__))
     files = sorted(glob.glob(f"{here}/../../llama/configs/machines/*.toml"))
     cases = [(os.path.basename(f).removesuffix(".toml"), 2**n) for f in files for n in range(7) if 2**n <= o.most_gpus][:: o.every]
     failed = tried = 0
-    for machine, gpus in cases:
-        count, wrong = check(os.path.abspath(o.program), machine, gpus)
+    pool = concurrent.futures.ThreadPoolExecutor(o.jobs)
+    for (machine, gpus), (count, wrong) in zip(cases, pool.map(lambda c: check(os.path.abspath(o.program), *c), cases)):
         tried, failed = tried + count, failed + bool(wrong)
         print(f"{gpus:3} x {machine:14} {count:3} neighbours" + (f": FAILED: {wrong}" if wrong else ""), flush=True)
     print(f"{tried} neighbours; {len(cases) - failed} passed, {failed} failed")
