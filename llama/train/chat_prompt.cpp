@@ -12,7 +12,9 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
+#include <optional>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/request.h"
@@ -189,12 +191,24 @@ std::string render_chat(const std::string& folder, const std::vector<ChatMessage
                     "  leave --chat out",
                     folder.c_str());
     require_request(valid_utf8(source), "--chat: the chat template of %s is not UTF-8", folder.c_str());
+    std::vector<ChatMessage> valid = messages;
     Json list = Json::array();
-    for (const ChatMessage& m : messages)
-        list.push_back({{"role", m.role}, {"content", replace_invalid_utf8(m.content)}});
+    for (ChatMessage& m : valid) {
+        m.content = replace_invalid_utf8(m.content);
+        list.push_back({{"role", m.role}, {"content", m.content}});
+    }
+    const Json tokens = special_tokens(folder);
+    const auto token = [&](const char* key) -> std::optional<std::string> {
+        const Json* found = json_find(tokens, key);
+        return found && found->is_string() ? std::optional(found->get<std::string>()) : std::nullopt;
+    };
+    const std::time_t now = std::time(nullptr);
+    Chat chat{valid, source, token("bos_token"), token("eos_token"), {}};
+    ::localtime_r(&now, &chat.today);
+    if (auto text = render_known_chat(chat_template_hash(source), chat)) return *text;
     const Json asked = {
         {"source", source},
-        {"variables", special_tokens(folder)},
+        {"variables", tokens},
         {"messages", list},
         {"limits", {{"seconds", kTemplateSeconds}, {"memory", kTemplateMemory}, {"output", kTemplateOutput}}}};
     std::string output;

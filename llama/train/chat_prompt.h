@@ -1,22 +1,21 @@
 #pragma once
-// A conversation as the text that a model was trained to see. Chat templates are Jinja programs of others, so a child
-// renders them, as transformers does, in jinja2's sandbox, without files and network and with little time and memory:
-// data_prep/chat_template.py, which is compiled into the program.
+// A conversation as the text that a model was trained to see. What the templates of the models that we open write is
+// known here (chat_formats.h). Any other is a Jinja program of others: a child renders it, as transformers does, in
+// jinja2's sandbox, without files and network and with little time and memory: data_prep/chat_template.py, which is
+// compiled into the program.
 
 #include <string>
 #include <vector>
 
-namespace rz {
+#include "llama/train/chat_formats.h"
 
-struct ChatMessage {
-    std::string role, content;  // "system", "user" or "assistant"
-};
+namespace rz {
 
 // Whether the model's folder has a template.
 bool has_chat_template(const std::string& folder);
 
-// The text up to where the model's next answer begins. Throws if python3 or jinja2 is not there or can be changed by
-// other users, or if the template refuses the messages or exceeds its limits (base/limits.h).
+// The text up to where the model's next answer begins. Of a template that is not known: throws if python3 or jinja2 is
+// not there or can be changed by other users, or if it refuses the messages or exceeds its limits (base/limits.h).
 std::string render_chat(const std::string& folder, const std::vector<ChatMessage>& messages);
 
 }  // namespace rz

@@ -15,7 +15,7 @@ CommandTable command_table(GenerateOptions& o) {
     g.on_off(
         "--chat", Keeps::no, o.chat,
         "The prompt is what a user says to the model, in the model's chat template; with --interactive each line is "
-        "the next turn. Python 3 with jinja2 renders it.");
+        "the next turn. Python 3 with jinja2 renders templates that the program does not know.");
     g.text("--system", Keeps::no, o.system, "System message of the chat.", "TEXT");
     g.on_off("--raw-prompt", Keeps::no, o.raw_prompt,
              "Put no begin token before the prompt: for text that a chat template has made.");

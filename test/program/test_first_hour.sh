@@ -77,6 +77,15 @@ echo '{{ messages }}' > "$work/chat/chat_template.jinja"
 check "a chat template that is not applied is said" exits 0 "has a chat template: --chat applies it" -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2
 check "but not to a prompt that has it" exits 0 -- generate --from "$work/chat" --threads 1 --prompt a --max-tokens 2 --raw-prompt
 check "is silent then" silent "has a chat template"
+# A template that is known, by its whole text, needs no Python; a changed one does.
+known="{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+echo "$known" > "$work/chat/chat_template.jinja"
+mkdir -p "$work/nothing"
+no_python() { PATH=$work/nothing "$program" generate --from "$work/chat" --threads 1 --max-tokens 2 --chat --prompt hi > "$work/log" 2>&1; }
+check "--chat of a known template needs no Python" no_python
+echo "$known " > "$work/chat/chat_template.jinja"
+changed() { ! no_python && says "there is no python3 in PATH"; }
+check "of a changed one it does" changed
 if python3 -c 'import jinja2' 2> /dev/null; then
   # What transformers continues "the cat" with, up to the end token; the second turn has the first one's answer.
   cat > "$work/chat/chat_template.jinja" << 'EOF'
