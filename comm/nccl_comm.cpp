@@ -63,12 +63,27 @@ int NcclComm::version() {
     return version;
 }
 
+std::string NcclComm::launch_order() {
+    static const std::string text = [] {
+        constexpr const char* kName = "NCCL_LAUNCH_ORDER_IMPLICIT";
+        int driver = 0, runtime = 0;
+        CUDA_CHECK(cudaDriverGetVersion(&driver));
+        CUDA_CHECK(cudaRuntimeGetVersion(&runtime));
+        const int nccl = version();
+        if (nccl >= 22600 && std::min(driver, runtime) >= 12030) setenv(kName, "1", /*overwrite=*/0);
+        const char* set = std::getenv(kName);
+        return format("NCCL %d.%d.%d, %s=%s", nccl / 10000, nccl / 100 % 100, nccl % 100, kName, set ? set : "0");
+    }();
+    return text;
+}
+
 NcclComm::NcclComm(const std::string& id, int rank, int size, Device device, Options options)
     : options_(std::move(options)), rank_(rank), size_(size), device_(device) {
     ncclUniqueId unique;
     require(id.size() == sizeof unique.internal, "an NCCL id of %zu bytes", id.size());
     std::copy(id.begin(), id.end(), unique.internal);
     device_.make_current();
+    launch_order();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
     if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;

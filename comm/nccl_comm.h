@@ -52,6 +52,7 @@ class NcclComm {
 
     static std::string unique_id();
     static int version();
+    static std::string launch_order();  // nccl_transport.h; settled before the first group is made
 
     // The calls of one block, which NCCL launches together; nobody else is in the communicator meanwhile.
     //

@@ -255,6 +255,7 @@ std::unique_ptr<Collectives> NcclTransport::library_collectives(const Collective
 bool built_with_nccl() { return true; }
 
 std::string nccl_unique_id() { return NcclComm::unique_id(); }
+std::string nccl_launch_order() { return NcclComm::launch_order(); }
 
 void nccl_allow_shared_gpu(int rank) {
     if (NcclComm::version() >= 23000) {
@@ -287,6 +288,7 @@ static constexpr char kNoNccl[] =
 
 bool built_with_nccl() { return false; }
 std::string nccl_unique_id() { fail("%s", kNoNccl); }
+std::string nccl_launch_order() { fail("%s", kNoNccl); }
 void nccl_allow_shared_gpu(int) { fail("%s", kNoNccl); }
 std::unique_ptr<Transport> make_nccl_transport(const std::string&, int, std::vector<int>, const std::string&, Device,
                                                std::shared_ptr<Watch>, int) {

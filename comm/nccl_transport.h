@@ -23,6 +23,11 @@ int gpu_multiprocessors(Device device);  // 0 for the CPU
 // A fresh id (opaque bytes); one member makes it, all members need it.
 std::string nccl_unique_id();
 
+// NCCL's version and how it orders launches, for the user. From NCCL 2.26, with a driver and a runtime of CUDA 12.3
+// (where that costs nothing), kernels of several groups start only in the order in which they were launched
+// (NCCL_LAUNCH_ORDER_IMPLICIT); every rank of ours launches in one order. What the environment sets stands.
+std::string nccl_launch_order();
+
 // To be called before the first NCCL call of the process if several ranks share its GPU: NCCL refuses two ranks on one
 // device unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
 void nccl_allow_shared_gpu(int rank);

@@ -21,6 +21,7 @@
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/op_timer.h"
+#include "kernels/runtime/queues.h"
 
 #ifdef RZ_CUDA
 #include "kernels/runtime/cuda_check.h"
@@ -256,6 +257,7 @@ Stream::Stream(Device device, std::string name, bool high_priority)
     int least = 0, greatest = 0;
     CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     CUDA_CHECK(cudaStreamCreateWithPriority(&cuda_, cudaStreamNonBlocking, high_priority ? greatest : least));
+    count_cuda_streams(+1);
 #else
     (void)high_priority;
     fail("stream '%s' on a CUDA device: this program was built without CUDA", name_.c_str());
@@ -271,6 +273,7 @@ Stream::~Stream() {
     if (cuda_) {
         cudaStreamSynchronize(cuda_);
         cudaStreamDestroy(cuda_);
+        count_cuda_streams(-1);
     }
 #endif
 }

@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <utility>
 
+#include "comm/nccl_transport.h"
+#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_check.h"
 #include "kernels/fp8/prepare_products.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/load.h"
+#include "kernels/runtime/queues.h"
 #include "kernels/runtime/request.h"
 #include "llama/train/plan_memory.h"
 
@@ -53,6 +56,15 @@ std::string prepare_device(const TrainOptions& o, const ModelConfig& config, int
         tuning.chosen = choices, tuning.cache_file.clear(), tuning.closed = true;
     }
     return text + "; " + prepare_products(device, own).text();
+}
+
+std::vector<std::string> device_notes(const TrainOptions& o, const ModelConfig& config, Device device,
+                                      Process& process) {
+    if (!device.is_cuda()) return {};
+    std::vector<std::string> notes = {attention_advice(o.dtype, config.head_dim), queue_advice()};
+    if (process.size() > 1 && process.uses_nccl(o.transport, device)) notes.insert(notes.begin(), nccl_launch_order());
+    std::erase(notes, "");
+    return notes;
 }
 
 }  // namespace rz

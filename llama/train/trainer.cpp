@@ -13,7 +13,6 @@
 #include "comm/host.h"
 #include "comm/layout_text.h"
 #include "comm/wire_check.h"
-#include "kernels/attention/attention.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
@@ -334,8 +333,7 @@ static void announce(Trainer& t, const std::string& note) {
                             : ("optimizer (" + std::string(name_of(o.offload_optimizer)) + ") ").c_str(),
                         o.offload_params ? "parameters " : "", o.offload_grads ? "gradients " : "",
                         o.offload_activations ? "activations" : ""));
-    const std::string slow = attention_advice(o.dtype, core.config.head_dim);
-    if (core.device.is_cuda() && !slow.empty()) log.line("         " + slow);
+    for (const std::string& line : device_notes(o, core.config, core.device, t.process)) log.line("         " + line);
     if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
         log.line(format("threads  %lld for each of %d ranks on this host", (long long)core.options.threads,
                         t.process.local_size()));

@@ -39,6 +39,11 @@ check "a call of NCCL that never returns: what to try" says "NCCL_P2P_DISABLE=1"
 staged=("${toy[@]}" --layers 4 --head untied --pp 2 --zero 3 --grad-accum 4 --steps 2 --transport nccl --timeout 20)
 run mpirun -n 4 "$simt" "${staged[@]}" --out "$work/enough"
 check "two stages of two over NCCL" test $rc = 0
+check "  launches in one order, said" says "NCCL [0-9.]+, NCCL_LAUNCH_ORDER_IMPLICIT=1"
+check "  a hardware queue for each stream: nothing to say" eval '! says "share a queue"'
+NCCL_LAUNCH_ORDER_IMPLICIT=0 CUDA_DEVICE_MAX_CONNECTIONS=1 run mpirun -n 4 "$simt" "${staged[@]}" --out "$work/one_queue"
+check "  what the environment sets stands" says "NCCL [0-9.]+, NCCL_LAUNCH_ORDER_IMPLICIT=0"
+check "  one hardware queue: said" says "CUDA_DEVICE_MAX_CONNECTIONS is 1, and [0-9]+ streams are used"
 SIMT_NCCL_BLOCKS=5 run mpirun -n 4 "$simt" "${staged[@]}" --out "$work/withheld"
 check "  the other thread blocks are withheld: it ends" test $rc = 0
 check "  the same bits" cmp "$work/enough/final/model.safetensors" "$work/withheld/final/model.safetensors"
