@@ -2,10 +2,15 @@
 PyTorch's bytes; times and other models' memory are read from dev/results/, where their commands stand."""
 
 import json
+import math
 import os
 import re
+import sys
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.append(TOP + "/dev/learn")
+from picture import BLUE, COLOURS, GREY, Picture  # noqa: E402
+
 STATE = ("parameters", "gradients", "optimizer")
 CPU = "".join(
     f"{line}\n"
@@ -63,11 +68,37 @@ class Sources:
                 self.expect(f"state of --zero {stage} on {ranks} ranks, {how}: times less", ratio, by_formula(stage, ranks))
                 rows.append([f"ZeRO-{stage}", ("at most 4x", "at most 8x", "N times")[stage - 1], how, ranks, FORMULA[stage],
                              f"{by_formula(stage, ranks):.2f}", f"**{ratio:.2f}**", f"{with_gathered:.2f}", f"{whole['total'] / mine['total']:.2f}"])  # fmt: skip
+        self.ratios = [[stage, how, ranks, *(float(cell.strip("*")) for cell in numbers)] for stage, _, how, ranks, _, *numbers in rows]
         head = ["", "published", "here", "N", "formula", "gives", "state", "with gathered units", "everything"]
         text = "## ZeRO: how many times less a rank keeps\n\nThe published factors are of the state (parameters, gradients, fp32 master, m and v). "
         text += "Stage 3 also has the units that are gathered, and every stage has\nactivations and buffers, which sharding does not touch: of a small model, or with a large "
         text += f"batch, they are most of it.\n\n`train_llama {' '.join([*SMALL, *BF16])} --zero 0|1|2|3` on 4 ranks; `train_llama plan --gpu h100-80g {' '.join([*LARGE, *BF16])}`\n\n"
         return text + self.tools.table(head, rows)
+
+    def picture(self):
+        p = Picture("ZeRO: how many times less a rank keeps", 90 + 36 * len(self.ratios))
+        p.head(p.title)
+        left, unit = 200, 84  # pixels of a factor of two
+        for at, colour, name in zip((0, 80, 260), COLOURS, ("state", "with gathered units", "everything")):
+            p.box(left + at, 38, 12, 12, colour)
+            p.text(left + at + 18, 48, name)
+        p.line([(left + 380, 37), (left + 380, 51)], GREY, 3)
+        p.text(left + 388, 48, "of the state, as published")
+        foot = 62 + 36 * len(self.ratios)
+        for power in range(7):
+            x = left + unit * power
+            p.line([(x, 60), (x, foot)], GREY, 0.5)
+            p.text(x, foot + 16, f"{2**power}x", 11, "middle")
+        for row, (stage, how, ranks, formula, *ratios) in enumerate(self.ratios):
+            y = 66 + 36 * row
+            p.text(left - 8, y + 12, f"{stage}, {ranks} ranks", anchor="end", strong=True)
+            p.text(left - 8, y + 25, how, 11, "end")
+            for at, (colour, ratio) in enumerate(zip(COLOURS, ratios)):
+                p.box(left, y + 9 * at, unit * math.log2(ratio), 8, colour)
+            x = left + unit * math.log2(formula)
+            p.line([(x, y - 2), (x, y + 10)], GREY, 3)
+            p.text(max(x, left + unit * math.log2(ratios[0])) + 6, y + 9, f"{ratios[0]:.2f}", 11, colour=BLUE)
+        return p.svg()
 
     def torch(self):
         with open(os.path.join(TOP, "dev/golden/sharding.json")) as file:
@@ -140,9 +171,14 @@ class Sources:
         return text + self.tools.table(["preset", "published parameters", "planned, padded", "padding"], rows)
 
 
-def sources(tools, work, check):
+def sources(tools, work, options):
     made = Sources(tools, work)
     text = made.zero() + made.torch() + made.others() + made.sizes()
-    if made.wrong and check:
+    if made.wrong and options.check:
         raise SystemExit("tables.py sources: " + "\n  ".join([f"{len(made.wrong)} figures are not as published", *made.wrong]))
+    if options.out:
+        svg = os.path.splitext(options.out)[0] + ".svg"
+        with open(svg, "w") as file:
+            file.write(made.picture())
+        text = f"![Bars: the factors of the first table, on a logarithmic scale]({os.path.basename(svg)})\n\n{text}"
     return text

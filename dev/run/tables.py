@@ -325,7 +325,7 @@ def bandwidth(work, options):
 
 
 def sources(work, options):
-    return published.sources(sys.modules[__name__], work, options.check)
+    return published.sources(sys.modules[__name__], work, options)
 
 
 def toy_data(work):
