@@ -480,11 +480,7 @@ def self_test():
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="./train_llama")
-    parser.add_argument("--data", default="data/stdlib", help="made by prepare.py stdlib")
-    parser.add_argument("--out", default="runs/curves")
-    parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8")
+    parser = whole_run.flags(__doc__, "runs/curves")
     parser.add_argument("--format", action="append", choices=[*OURS, *OTHERS], help="this one only; again for more")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--lr", type=float, default=1e-3)
@@ -495,7 +491,6 @@ def main():
     o = parser.parse_args()
     if o.self_test:
         return self_test()
-    o.program, o.data = os.path.abspath(o.program), os.path.abspath(o.data)
     os.makedirs(o.out, exist_ok=True)
     order(o) if o.order else report(o, o.about) if o.report else run(o)
     return 0

@@ -186,18 +186,22 @@ def report(o):
         draw(f"{o.out}/curves.svg", pairs, o.steps)
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--program", default="./train_llama")
-    parser.add_argument("--data", default="data/stdlib", help="made by prepare.py stdlib")
-    parser.add_argument("--dtypes", default="fp32,bf16")
+def flags(doc, out):
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--program", default="./train_llama", type=os.path.abspath)
+    parser.add_argument("--data", default="data/stdlib", type=os.path.abspath, help="made by prepare.py stdlib")
+    parser.add_argument("--out", default=out)
     parser.add_argument("--seeds", default="1,2,3,4,5,6,7,8")
-    parser.add_argument("--out", default="runs/whole_run")
+    return parser
+
+
+def main():
+    parser = flags(__doc__, "runs/whole_run")
+    parser.add_argument("--dtypes", default="fp32,bf16")
     parser.add_argument("--steps", type=int, default=400, help="fewer for a try, in an --out of its own")
     parser.add_argument("--val-tokens", type=int, default=65536)
     parser.add_argument("--report", action="store_true")
     o = parser.parse_args()
-    o.program, o.data = os.path.abspath(o.program), os.path.abspath(o.data)
     os.makedirs(o.out, exist_ok=True)
     for dtype in [] if o.report else o.dtypes.split(","):
         for seed in map(int, o.seeds.split(",")):
