@@ -232,14 +232,14 @@ struct Neighbour {
     Step step;
 };
 
-// Every value that one flag may take, but offload that is not there yet: it is never faster.
-std::vector<Neighbour> neighbours(const PlanCase& c) {
+// Every value that one flag may take, but offload that is not there yet: it is never faster. layouts: tp, cp, pp too.
+std::vector<Neighbour> neighbours(const PlanCase& c, bool layouts = true) {
     const TrainOptions& o = c.options;
     std::vector<Neighbour> all;
     for (const auto& [name, parts] :
          {std::pair("tp", &TrainOptions::tp), {"cp", &TrainOptions::cp}, {"pp", &TrainOptions::pp}})
         for (const int64_t n : {o.*parts / 2, 2 * (o.*parts)})
-            if (n >= 1 && n <= std::min<int64_t>(8, c.ranks_on_node()) && !(n > 1 && o.fp8.on()))
+            if (layouts && n >= 1 && n <= std::min<int64_t>(8, c.ranks_on_node()) && !(n > 1 && o.fp8.on()))
                 all.push_back({name, to(parts, n)});
     for (const int64_t zero : {0, 1, 2, 3}) all.push_back({"zero", to(&TrainOptions::zero, zero)});
     for (const Recompute r : {Recompute::none, Recompute::mlp, Recompute::block})
@@ -265,8 +265,6 @@ std::vector<Neighbour> neighbours(const PlanCase& c) {
     all.push_back({"offload-params", to(&TrainOptions::offload_params, false)});
     return all;
 }
-
-bool is_layout(const Neighbour& n) { return std::string_view(n.flag).size() == 2; }  // tp, cp, pp
 
 std::optional<Change> fastest_of(const PlanCase& c, const Plan& plan, const std::vector<Step>& steps) {
     std::optional<Change> best;
@@ -335,9 +333,8 @@ Changes nearest_fit(const PlanCase& c) {
 
 Changes fastest_change(const PlanCase& c, const Plan& plan) {
     std::vector<Step> same, other(std::begin(kNumerics), std::end(kNumerics));
-    const bool is_large = c.ranks > 1024;  // plans of tp and pp take seconds there
-    for (const Neighbour& n : neighbours(c))
-        if (!is_large || !is_layout(n)) same.push_back(n.step);
+    constexpr int kLarge = 1024;  // plans of tp and pp take seconds from there on
+    for (const Neighbour& n : neighbours(c, /*layouts=*/c.ranks <= kLarge)) same.push_back(n.step);
     if (c.options.dtype == DType::bf16 && c.machine.gemm_fp8 > 0 && !is_in_parts(c.options))
         other.push_back([](TrainOptions& o) { return set_to(o.fp8.recipe, Fp8Recipe::tensor); });
     return {fastest_of(c, plan, same), fastest_of(c, plan, other)};

@@ -22,8 +22,7 @@ namespace rz {
 
 namespace {
 
-// The vocabulary of the data, where they are here.
-// Under which a model of this preset was published; nullptr: none.
+// The name under which a model of this preset was published; nullptr: none.
 const char* preset_name(const TrainOptions& o) {
     return o.init_from.empty() && o.fields.empty() ? find_preset(o.preset).published : nullptr;
 }
@@ -220,7 +219,7 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
     return kExitTooLarge;
 }
 
-// Whoever runs it: the flags of the plan without its own.
+// The command of the run: the flags that were given to the plan, without those that only a plan has.
 std::string run_line(const PlanCase& c, const std::string& change) {
     PlanOptions own;
     const std::vector<OptionRow> rows = own_command_table(own).rows;

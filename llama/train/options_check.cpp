@@ -71,8 +71,8 @@ static void check_guards_and_output(const TrainOptions& o) {
         "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
     require_request(o.before_resume.empty() || (!o.out.empty() && o.resume.asked()),
                     "--before-resume is about a resumed run\n  nearest: --resume auto with --out, or leave it out");
-    for (const char* flag : {"save-every", "keep-every"})
-        require_request(!o.given.count(flag) || o.keeps() || (flag[0] == 's' ? o.save_every : o.keep_every) == 0,
+    for (const auto& [flag, every] : {std::pair("save-every", o.save_every), {"keep-every", o.keep_every}})
+        require_request(!o.given.count(flag) || o.keeps() || every == 0,
                         "--%s is about checkpoints, which lie in --out, and that is empty: name a folder", flag);
 }
 
