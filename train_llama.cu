@@ -20,6 +20,7 @@
 #include "comm/process.h"
 #include "comm/ranks.h"
 #include "kernels/runtime/request.h"
+#include "kernels/runtime/waiting.h"
 #include "llama/base/fault.h"
 #include "llama/base/output.h"
 #include "llama/plan/batch_auto.h"
@@ -136,6 +137,7 @@ static int run_command(const Command& command, Process& process) {
 }
 
 int main(int argc, char** argv) {
+    sleep_while_waiting(argv);
     crashes_end_in_words();
     try {
         print_escaped();

@@ -19,6 +19,11 @@ run_says() {  # run_says CODE TEXT... -- COMMAND...
   says "${texts[@]}"
 }
 
+# ---- threads that wait ----
+waits() { env -u OMP_WAIT_POLICY "$@" OMP_DISPLAY_ENV=verbose "$program" --version 2>&1 | grep -o "GOMP_SPINCOUNT = .*" | tail -n 1; }
+check "threads sleep while they wait" test "$(waits)" = "GOMP_SPINCOUNT = '0'"
+check "and wait as the environment says" test "$(waits GOMP_SPINCOUNT=77)" = "GOMP_SPINCOUNT = '77'"
+
 # ---- one machine, several machines ----
 config=llama/configs/124m.toml
 check "one machine: the command" run_says 0 "dev/run/supervise.sh -- ./train_llama --ranks 3 --config $config --zero 1 --out runs/124m" -- \
