@@ -166,6 +166,7 @@ $(BUILD)/commit.txt: FORCE
 	@mkdir -p $(@D)
 	@echo '$(COMMIT) $(VERSION)' | cmp -s - $@ || echo '$(COMMIT) $(VERSION)' > $@
 $(OBJ)/llama/train/chat_prompt.o: data_prep/chat_template.py
+$(OBJ)/llama/base/builtin.o: $(wildcard llama/configs/*.toml llama/configs/machines/*.toml)
 $(OBJ)/llama/base/version.o: $(BUILD)/commit.txt
 $(OBJ)/llama/base/version.o: private BASE_CXXFLAGS += -DRZ_COMMIT='"$(COMMIT)"' -DRZ_VERSION='"$(VERSION)"'
 .PHONY: FORCE

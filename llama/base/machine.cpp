@@ -5,11 +5,14 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <string_view>
 #include <system_error>
 
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/builtin.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
 
@@ -116,12 +119,12 @@ std::vector<std::string> keys() {
     return all;
 }
 
-Machine read_machine(const std::string& file) {
+Machine read_machine(const std::string& file, const std::vector<TomlEntry>& entries) {
     Machine m;
     m.file = file;
     m.name = fs::path(file).stem().string();
     std::set<std::string> found;
-    for (const TomlEntry& e : read_toml(file)) {
+    for (const TomlEntry& e : entries) {
         require(!e.values.empty(), "%s: %s has no value", file.c_str(), e.key.c_str());
         found.insert(e.key);
         require(take(m, file, e), "%s: %s is no key of a machine\n  nearest: %s", file.c_str(), e.key.c_str(),
@@ -147,48 +150,44 @@ int64_t Machine::memory_bytes(int64_t ranks_on_node) const {
     return int64_t(cpu ? bytes / double(std::max<int64_t>(1, ranks_on_node)) : bytes);
 }
 
-std::vector<std::string> machine_folders() {
-    std::vector<std::string> folders;
-    if (const char* own = std::getenv("RINGZERO_MACHINES"); own && *own) folders.emplace_back(own);
-    std::error_code none;
-    const fs::path program = fs::read_symlink("/proc/self/exe", none).parent_path();
-    for (fs::path at = program; !none && at.has_relative_path(); at = at.parent_path())
-        folders.push_back(
-            (at / "llama/configs/machines").string());  // the program, or a test deeper in the build folder
-    folders.push_back((program.parent_path() / "share/ringzero/machines").string());
-    return folders;
-}
-
 static std::string lower(std::string name) {
     for (char& c : name) c = char(std::tolower(static_cast<unsigned char>(c)));
     return name;
 }
 
-static std::vector<std::string> machine_files() {
-    std::vector<std::string> files;
-    std::set<std::string> names;
-    for (const std::string& folder : machine_folders()) {
-        std::error_code none;
-        for (const fs::directory_entry& e : fs::directory_iterator(folder, none))
-            if (e.path().extension() == ".toml" && names.insert(e.path().stem().string()).second)
-                files.push_back(e.path().string());
-    }
-    std::sort(files.begin(), files.end(), [](const std::string& a, const std::string& b) {
-        return fs::path(a).filename().string() < fs::path(b).filename().string();
-    });
+namespace {
+// The user's own file, or a text that is a part of the program
+struct MachineFile {
+    std::string file;
+    std::optional<std::string_view> text;
+    Machine read() const { return read_machine(file, text ? parse_toml(*text, file) : read_toml(file)); }
+};
+}  // namespace
+
+static std::map<std::string, MachineFile> machine_files() {
+    std::map<std::string, MachineFile> files;
+    const char* own = std::getenv("RINGZERO_MACHINES");
+    std::error_code none;
+    for (const fs::directory_entry& e : fs::directory_iterator(own ? own : "", none))
+        if (e.path().extension() == ".toml") files[e.path().stem().string()] = {e.path().string(), std::nullopt};
+    const std::string_view folder = "machines/";
+    for (const Builtin& b : builtins())
+        if (b.name.starts_with(folder))
+            files.try_emplace(std::string(b.name.substr(folder.size())),
+                              MachineFile{"llama/configs/" + std::string(b.name) + ".toml", b.text});
     return files;
 }
 
 std::vector<std::string> machine_names() {
     std::vector<std::string> names;
-    for (const std::string& file : machine_files()) names.push_back(fs::path(file).stem().string());
+    for (const auto& [name, file] : machine_files()) names.push_back(name);
     return names;
 }
 
 Machine load_machine(const std::string& name) {
-    if (name.find('/') != std::string::npos || is_file(name)) return read_machine(name);
-    for (const std::string& file : machine_files())
-        if (lower(fs::path(file).stem().string()) == lower(name)) return read_machine(file);
+    if (name.find('/') != std::string::npos || is_file(name)) return read_machine(name, read_toml(name));
+    for (const auto& [known, file] : machine_files())
+        if (lower(known) == lower(name)) return file.read();
     const std::vector<std::string> names = machine_names();
     std::string all, near = nearest_name(lower(name), names);
     for (const std::string& n : names)
@@ -207,8 +206,8 @@ std::optional<Machine> find_machine(const Device& device) {
     if (!device.is_cuda()) return std::nullopt;
     const std::string name = device.name();
     std::optional<Machine> best;
-    for (const std::string& file : machine_files()) {
-        Machine m = read_machine(file);
+    for (const auto& [known, file] : machine_files()) {
+        Machine m = file.read();
         if (!m.match.empty() && name.find(m.match) != std::string::npos &&
             (!best || m.match.size() > best->match.size()))
             best = std::move(m);

@@ -1,6 +1,6 @@
 #pragma once
 // Machines: what a card has, what its kernels and links reach, and how many stand in a node. One TOML file for each, in
-// llama/configs/machines; users add their own. MFU and the planner read the same table.
+// llama/configs/machines, which is a part of the program; users add their own. MFU and the planner read the same table.
 
 #include <optional>
 #include <string>
@@ -51,11 +51,10 @@ struct Machine {
     double peak_flops() const { return 1e12 * peak_bf16; }
 };
 
-// A TOML file by its path, or a machine by the name of its file in one of machine_folders(), in any case. Throws with
-// the nearest name if there is none, and naming file and key if a value is wrong.
+// A TOML file by its path, or a machine by its name in any case: of a file in the folder $RINGZERO_MACHINES, or of one
+// that is a part of the program. Throws with the nearest name if there is none, and naming file and key if a value is
+// wrong.
 Machine load_machine(const std::string& name_or_file);
-// Where machines are looked for: $RINGZERO_MACHINES, beside the program's source, and where `make install` puts them.
-std::vector<std::string> machine_folders();
 std::vector<std::string> machine_names();
 // The machine whose `match` is the longest part of the device's name; none on a CPU, or if the card is unknown.
 std::optional<Machine> find_machine(const Device&);

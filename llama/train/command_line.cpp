@@ -8,6 +8,7 @@
 #include "comm/exit_codes.h"
 #include "comm/host.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/builtin.h"
 #include "llama/base/text.h"
 #include "llama/base/toml.h"
 #include "llama/base/version.h"
@@ -141,16 +142,35 @@ static std::string did_you_mean(const CLI::App& app, const std::string& unknown)
 
 static std::string question(const std::string& meant) { return meant.empty() ? "" : "; did you mean " + meant + "?"; }
 
-// A --config file: TOML, its keys the flags of the program without dashes, under these headings or none.
+// A --config file: TOML, its keys the flags of the program without dashes, under these headings or none. Where there is
+// no such file it is a recipe of the program: "8b", or "llama/configs/8b.toml".
 class ConfigFile : public CLI::ConfigTOML {
    public:
     ConfigFile(const CLI::App& app, std::span<const OptionRow> rows, std::set<std::string>& told)
         : app_(app), rows_(rows), told_(told) {}
 
+    // Before CLI11 opens it: a FIFO would be waited for, and an endless file read. A recipe of the program becomes an
+    // empty file, since CLI11 opens one.
+    std::string wrong_file(std::string& file) {
+        builtin_ = nullptr;
+        try {
+            if (path_exists(file)) return read_file(file, kTomlFile), "";
+        } catch (const Error& error) {
+            return error.what();
+        }
+        for (const Builtin& b : builtins()) {
+            const std::string name(b.name);
+            if (file == name || file == "llama/configs/" + name + ".toml") builtin_ = &b, file = "/dev/null";
+        }
+        return "";  // CLI11 says that it is missing
+    }
+
     std::vector<CLI::ConfigItem> from_config(std::istream&) const override {
         std::vector<CLI::ConfigItem> items;
         try {
-            for (const TomlEntry& entry : read_toml(path(), headings())) items.push_back(item(entry));
+            for (const TomlEntry& entry :
+                 builtin_ ? parse_toml(builtin_->text, path(), headings()) : read_toml(path(), headings()))
+                items.push_back(item(entry));
         } catch (const Error& error) {
             throw CLI::ConfigError(error.what(), CLI::ExitCodes::ConfigError);
         }
@@ -182,7 +202,10 @@ class ConfigFile : public CLI::ConfigTOML {
     }
 
    private:
-    std::string path() const { return app_.get_config_ptr()->as<std::string>(); }
+    std::string path() const {
+        return builtin_ ? "llama/configs/" + std::string(builtin_->name) + ".toml"
+                        : app_.get_config_ptr()->as<std::string>();
+    }
 
     // Those that a run's config.toml has.
     std::vector<const char*> headings() const {
@@ -238,19 +261,10 @@ class ConfigFile : public CLI::ConfigTOML {
 
     const CLI::App& app_;
     std::span<const OptionRow> rows_;
-    std::set<std::string>& told_;               // lines about former names
+    std::set<std::string>& told_;  // lines about former names
+    const Builtin* builtin_ = nullptr;
     mutable std::map<std::string, int> lines_;  // by key
 };
-
-// Before CLI11 opens it: a FIFO would be waited for, and an endless file read.
-static std::string wrong_config_file(const std::string& file) {
-    try {
-        if (path_exists(file)) read_file(file, kTomlFile);  // CLI11 says that it is missing
-        return "";
-    } catch (const Error& error) {
-        return error.what();
-    }
-}
 
 static int report(const CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
     if (error.get_exit_code() == 0) {
@@ -273,10 +287,11 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
                                ParsedFlags& found) {
     CLI::App app{tables[0].about, tables[0].program};
     app.set_help_all_flag("--help-all");  // both are answered before; a misspelt one is like them
-    app.set_config("--config")->check(CLI::Validator([](std::string& file) { return wrong_config_file(file); }, ""));
-    app.allow_config_extras(false);
     std::set<std::string> told;
     const auto config = std::make_shared<ConfigFile>(app, tables[0].rows, told);
+    app.set_config("--config")
+        ->transform(CLI::Validator([&](std::string& file) { return config->wrong_file(file); }, ""));
+    app.allow_config_extras(false);
     app.config_formatter(config);
     app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit());
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"

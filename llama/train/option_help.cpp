@@ -90,10 +90,11 @@ std::string page_of(const OptionRow& row, size_t width) {
 std::string general_lines(bool takes_file, size_t width) {
     const auto line = [&](const char* head, const char* help) { return wrapped(head, help, kHelpColumn, width); };
     return "\nHelp:\n" + line("  -h,--help", "These flags. --help GROUP, --help FLAG: those of a group, one of them.") +
-           (takes_file ? line("  --help-all", "Every flag.") +
-                             line("  --config PATH",
-                                  "TOML file with any of these flags (without dashes). Flags on the command line win.")
-                       : "") +
+           (takes_file
+                ? line("  --help-all", "Every flag.") +
+                      line("  --config PATH",
+                           "TOML file of flags (without dashes), or a recipe's name, as 8b. The command line wins.")
+                : "") +
            line("  --version", "Print the version and stop.");
 }
 

@@ -175,6 +175,10 @@ fi
 prefix=$work/prefix
 check "install" run_says 0 "$prefix/bin/train_llama" -- dev/build/install.sh "$program" "$prefix"
 check "install: the program runs" run_says 0 "llama3.1-405b" -- "$prefix/bin/train_llama" --presets
+mkdir "$work/alone" && cp "$program" "$work/alone/train_llama"
+alone() (cd "$work/alone" && ./train_llama plan --gpus 1 "$@")
+check "a copy alone: recipes and machines are in it" run_says 0 "RTX 4090 24 GB" "1.24B parameters" -- alone --gpu rtx4090-24g --config 1b-24g
+check "a copy alone: the machines that it knows" run_says 2 "nearest: rtx5090-32g" -- alone --gpu rtx5090 --config 1b-24g
 check "install: so does data_prep" test -r "$prefix/share/ringzero/data_prep/chat_prompt.py"
 check "install: it says its version" run_says 0 "ringzero " ", commit " -- "$prefix/bin/train_llama" --version
 check "install: recipes lie beside it" test -r "$prefix/share/ringzero/configs/124m.toml"
