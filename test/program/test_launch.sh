@@ -24,6 +24,17 @@ waits() { env -u OMP_WAIT_POLICY "$@" OMP_DISPLAY_ENV=verbose "$program" --versi
 check "threads sleep while they wait" test "$(waits)" = "GOMP_SPINCOUNT = '0'"
 check "and wait as the environment says" test "$(waits GOMP_SPINCOUNT=77)" = "GOMP_SPINCOUNT = '77'"
 
+name_of_run() {  # as `top` shows it, once main has begun
+  env -u OMP_WAIT_POLICY "$program" --data synthetic --out "" --quiet --device cpu --steps 100000 > "$work/log" 2>&1 &
+  for _ in $(seq 50); do
+    grep -qz OMP_WAIT_POLICY=passive "/proc/$!/environ" && break
+    sleep 0.1
+  done
+  cat "/proc/$!/comm"
+  kill -9 $!
+}
+check "under the program's name" test "$(name_of_run)" = "$(basename "$program" | cut -c1-15)"
+
 # ---- one machine, several machines ----
 config=llama/configs/124m.toml
 check "one machine: the command" run_says 0 "dev/run/supervise.sh -- ./train_llama --ranks 3 --config $config --zero 1 --out runs/124m" -- \
