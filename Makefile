@@ -14,6 +14,7 @@
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
+#   make compile-commands  build/compile_commands.json, for editors
 #   make onednn       a newer oneDNN than Debian 12's into build/, without root (dev/build/onednn.sh)
 #
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  V=1 (commands)
@@ -325,6 +326,10 @@ uninstall:
 .PHONY: deps onednn quickstart reproduce lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
+# For clangd and its like: how the host's sources are compiled. Link it to where the editor looks.
+.PHONY: compile-commands
+compile-commands:
+	@$(MAKE) -nB -o $(CONFIG) V=1 PCH=0 train_llama $(OBJ)/unit_tests | dev/build/compile_commands.py $(BUILD)
 deps:
 	dev/build/install_deps.sh
 	@rm -f $(CONFIG)
