@@ -151,7 +151,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
         if (!seen[k]) continue;
         out += format("<rect x=\"%.1f\" y=\"40\" width=\"12\" height=\"12\" fill=\"%s\"/>\n", at, kKindColours[k]);
         out += map_text(at + 17, 51, "start", name_of(MemKind(k)));
-        at += 30 + 7.5 * double(std::string(name_of(MemKind(k))).size());
+        at += 42 + 6.4 * double(std::string(name_of(MemKind(k))).size());
     }
     return out + "</svg>\n";
 }
