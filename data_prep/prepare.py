@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Turns text into token shards for train_llama.
 
+    prepare.py fables                        short fables, written by a grammar: no network, no packages
     prepare.py stdlib                        the source of Python's standard library: no network, no packages
     prepare.py text FILE_OR_FOLDER...        text, JSONL or Parquet of your own
     prepare.py shakespeare                   tiny-shakespeare, from the network or --from FILE
@@ -28,6 +29,7 @@ from array import array
 from common import PrepareError, Progress, Unavailable, human, parse_size, read_json, write_json
 from corpora import Document, HubCorpus, ShakespeareCorpus, StdlibCorpus, TextCorpus, TinyStoriesV2
 from encoders import HUB_NAMES, PlainEncoder, check_tokenizer, load_saved_encoder, make_encoder
+from fables import FablesCorpus
 from shards import FORMATS, SplitWriter, format_for
 from synthetic import SYMBOLS, MarkovSource
 
@@ -136,6 +138,9 @@ def parse_arguments(argv):
         prog="prepare.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     commands = parser.add_subparsers(dest="corpus", required=True, metavar="CORPUS")
+    commands.add_parser(
+        "fables", parents=[common, text], help="short fables, written by a grammar: make quickstart's text"
+    )
     commands.add_parser("stdlib", parents=[common, text], help="Python's standard library, as source")
     p = commands.add_parser(
         "text", parents=[common, text], help="text, .jsonl and .parquet files, also .gz and .zst, and folders of them"
@@ -217,8 +222,10 @@ def run(args):
 
 
 def make_corpus(args):
-    hub = args.corpus not in ("stdlib", "text", "shakespeare")
+    hub = args.corpus not in ("fables", "stdlib", "text", "shakespeare")
     val_fraction = args.val_fraction if args.val_fraction is not None else 0.005 if hub else 0.05
+    if args.corpus == "fables":
+        return FablesCorpus(args.seed, val_fraction)
     if args.corpus == "stdlib":
         return StdlibCorpus(args.seed, val_fraction)
     if args.corpus == "shakespeare":

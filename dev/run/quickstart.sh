@@ -19,14 +19,14 @@ make --no-print-directory -j"$(nproc)" CUDA=$cuda DEBUG_INFO=-g0 train_llama | w
   [ ! -t 1 ] || cr=$'\r\033[K'
 done
 
-say "text: the source of this machine's Python standard library, as bytes"
-python3 data_prep/prepare.py stdlib --out data/stdlib
+say "text: fables written by a grammar (data_prep/fables.py), as bytes"
+python3 data_prep/prepare.py fables --out data/fables
 
 say "training"
 ./train_llama --config llama/configs/quickstart.toml
 
-say "a sample"
-./train_llama generate --from runs/quickstart/final --prompt 'def ' --max-tokens 300 --temperature 0.7
+say "three fables of the model"
+./train_llama generate --from runs/quickstart/final --prompt 'Once there was ' --num-samples 3 --max-tokens 240 --temperature 0.7
 say "loss curve: runs/quickstart/loss.svg    metrics: runs/quickstart/metrics.jsonl    model: runs/quickstart/final"
 cat << 'END'
 

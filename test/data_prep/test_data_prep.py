@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import hashlib
 import io
 import json
 import math
@@ -226,6 +227,16 @@ class Corpora(DataPrepTest):
         corpus.open()
         self.assertIn("argparse.py", corpus._files)
         self.assertFalse([f for f in corpus._files if "/test" in f or "site-packages" in f])
+
+    def test_fables_are_the_same_everywhere(self):
+        self.assertEqual(self.prepare("fables")[0], 0)
+        ids = self.ids("train")
+        both = array("H", ids + self.ids("val")).tobytes()
+        self.assertEqual(hashlib.sha256(both).hexdigest()[:16], "d69d17d5093301f4")
+        starts = [i for i, token in enumerate(ids) if token == 256] + [len(ids)]
+        for begin, end in zip(starts, starts[1:]):
+            self.assertLessEqual(end - begin, 251)  # and the model that reads 256 bytes at once has seen whole ones
+            self.assertRegex(bytes(ids[begin + 1 : end]).decode(), r'^[A-Z].*[.]\nMoral: [a-z].*[.]\n$')
 
     def test_max_tokens_and_max_bytes(self):
         path = self.file("a.txt", "\u4e16\u754c".encode() * 1000)
