@@ -12,7 +12,7 @@ patch=$root/test/program/exercise_flag.patch
 copied() {
   { git ls-files -z 2> /dev/null || find . -path ./build -prune -o -type f -print0; } > "$work/files"
   mkdir "$work/copy" && tar -c --null -T "$work/files" --ignore-failed-read | tar -x -C "$work/copy" &&
-    tar -c --exclude='*/test/*' --exclude='*test_*' --exclude=unit_tests "$objects" build/parts build/*.* | tar -x -C "$work/copy"
+    tar -c --exclude='*/test/*' --exclude='*test_*' --exclude=unit_tests "$objects" build/*.* | tar -x -C "$work/copy"
 }
 check "a copy of the tree" copied
 cd "$work/copy" || exit 1
