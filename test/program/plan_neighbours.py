@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Checks the command that `train_llama plan --search` prints first, for every machine's file and 1 to 64 GPUs.
+"""Plans a run on each machine with 1, 2, 4, ... 64 GPUs and checks the fastest command that `plan --search` finds.
 
-A plan of that command has to fit, and changing one flag, the numerics being kept, must not make it more than 1 % faster.
+The command must fit. No change of one flag that keeps the numerics may make it more than 1 % faster.
 
   test/program/plan_neighbours.py PROGRAM                              all: a quarter of an hour of one core
   test/program/plan_neighbours.py PROGRAM --most-gpus 2 --every 3      every third case of 1 and 2 GPUs
