@@ -8,8 +8,8 @@ what the one before it left, with another layout: 1 to 4 ranks, ZeRO 0 to 3, tp,
 happen: kills at a call of the program or at a random moment, of ranks and of the launcher and its proxies; stops; signals;
 errors of the file system and a file system that hangs; jumps of the clock; allocations that fail; and, where namespaces can be
 made (root), ranks on hosts of their own whose links are slow, go down, or whose sockets are closed. At the end of a round its
-sequence of (step, layout) is run once more without faults: final weights, optimizer state and the hash of all tokens must be
-the same. Begins no round after M minutes or N faults. What is drawn depends on seed, round and start alone, but for moments:
+sequence of (step, layout) is run once more without faults: final weights, optimizer state and the rows of metrics.jsonl (loss,
+gradient norm, rate, hash of the tokens, validations; no times) must be the same. Begins no round after M minutes or N faults. What is drawn depends on seed, round and start alone, but for moments:
 --round R runs one round again, --round R --start K one start of it: after a run without faults up to half the steps, and before
 one to the end. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
 fault may end it.
@@ -20,6 +20,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import hashlib
+import math
 import os
 import pathlib
 import random
@@ -33,10 +34,14 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "test/faults"))
+import run_rows
+
+VAL_EVERY = 5  # beside a checkpoint every 4 steps
 SHAPE = (
     "--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 "
-    "--seq-len 32 --batch-tokens 384 --lr-schedule constant --warmup 0 --val-every 0 --val-tokens 256 --log-every 20 "
-    "--collectives ring"
+    "--seq-len 32 --batch-tokens 384 --lr-schedule constant --warmup 0 --val-tokens 256 --log-every 20 "
+    f"--collectives ring --val-every {VAL_EVERY}"
 ).split()
 LAYOUTS = ["1 --zero 0", "1 --zero 3", "2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --shard-size 2"]
 LAYOUTS += [f"{n} --zero {z}" for n in (2, 3, 4) for z in range(4)]
@@ -124,7 +129,7 @@ class Round:
         self.folder = soak.work / f"round{number}"
         self.made = {0: []}  # how the checkpoint of each step was made: segments
         self.counts, self.problems, self.log_lines = collections.Counter(), [], []
-        self.starts = 0
+        self.starts, self.lost_rows = 0, False
 
     def draw(self, start):
         soak = self.soak
@@ -275,6 +280,7 @@ class Round:
                 job.wait()
         self.starts += 1
         text = log_path.read_text(errors="replace")
+        self.lost_rows |= "; training continues without it" in text
         happened = []
         if drawn.inside and re.search(r"^FAULT: |fault: rank .* reached", text, re.M):
             happened.append(drawn.inside)
@@ -391,6 +397,8 @@ class Round:
         for name in ours:
             if ours[name] != theirs.get(name):
                 self.problems.append(f"round {self.number}: {name} differs from the replay; {merged}")
+        for problem in other_rows(self.folder, folder, self.soak.steps, self.lost_rows):
+            self.problems.append(f"round {self.number}: {problem}; {merged}")
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -399,9 +407,31 @@ def state(folder, step):
     last = folder / f"checkpoints/step_{step:09d}"
     for path in [folder / "final/model.safetensors", *sorted(last.glob("optimizer/*.safetensors"))]:
         out[str(path.relative_to(folder))] = hashlib.sha256(path.read_bytes()).hexdigest()
-    hashes = re.findall(r'"data_hash":"([0-9a-f]+)"', (folder / "metrics.jsonl").read_text())
-    out["data_hash"] = hashes[-1]
     return out
+
+
+def other_rows(folder, replay, steps, may_lack):
+    """Where metrics.jsonl differs from the replay's. A validation may have been made by the start after, at another layout: it
+    is compared to 1e-5. The replay has one at the end of each segment, too."""
+
+    def read(where):
+        rows = run_rows.rows(where / "metrics.jsonl")
+        return {(row["step"], [*row, ""][1]): row for row in rows}, len(rows)
+
+    def same(key, one, other):
+        if key.startswith("val_") and one is not None and other is not None:
+            return math.isclose(one, other, rel_tol=1e-5)
+        return one == other
+
+    (ours, lines), (theirs, _) = read(folder), read(replay)
+    theirs = {at: row for at, row in theirs.items() if at[1] != "val_loss" or at[0] % VAL_EVERY == 0 or at[0] == steps}
+    if len(ours) != lines:
+        yield "metrics.jsonl has a row twice"
+    for at in sorted(ours.keys() | theirs.keys()):
+        mine, wanted = ours.get(at, {}), theirs.get(at, {})
+        keys = {key for key in mine.keys() | wanted.keys() if not same(key, mine.get(key), wanted.get(key))}
+        if keys and not (may_lack and not mine):
+            yield f"metrics.jsonl has {mine or 'no row'} where the replay has {wanted or 'none'}"
 
 
 class Soak:
@@ -468,7 +498,7 @@ class Soak:
 **{sum(counts.values())} faults in {sum(r.starts for r in rounds)} starts, {len(rounds)} rounds of {self.steps} steps and
 {time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** Each start has another layout (1 to 4 ranks, ZeRO 0 to 3, tp, pp, cp) and resumes
 from what the one before left; a checkpoint every 4 steps. Each round's sequence of (step, layout) was run again without
-faults: final weights, optimizer state and hash of all tokens were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
+faults: final weights, optimizer state and rows of metrics.jsonl were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
 
 | fault | times |
 |---|---|
