@@ -9,9 +9,9 @@ happen: kills at a call of the program or at a random moment, of ranks and of th
 errors of the file system and a file system that hangs; jumps of the clock; allocations that fail; and, where namespaces can be
 made (root), ranks on hosts of their own whose links are slow, go down, or whose sockets are closed. At the end of a round its
 sequence of (step, layout) is run once more without faults: final weights, optimizer state and the rows of metrics.jsonl (loss,
-gradient norm, rate, hash of the tokens, validations; no times) must be the same. Begins no round after M minutes or N faults. What is drawn depends on seed, round and start alone, but for moments:
---round R runs one round again, --round R --start K one start of it: after a run without faults up to half the steps, and before
-one to the end. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
+gradient norm, rate, hash of the tokens, validations; no times) must be the same. Begins no round after M minutes or N faults.
+What is drawn depends on seed, round and start alone, but for moments: --round R runs one round again, --round R --start K one
+start of it: after a run without faults up to half the steps, and before one to the end. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
 fault may end it.
 """
 
@@ -33,10 +33,10 @@ import tempfile
 import threading
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "test/faults"))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "test/faults"))
 import run_rows
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 VAL_EVERY = 5  # beside a checkpoint every 4 steps
 SHAPE = (
     "--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 "
