@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""cuda_headers.py VERSION FOLDER: the headers of a CUDA Toolkit, from PyPI's wheels of that version, into FOLDER/include.
+"""cuda_headers.py VERSION FOLDER [PACKAGE...]: the headers of a CUDA Toolkit, or of those packages (nvidia-nccl-cu12), from
+PyPI's wheels of that version, into FOLDER/include.
 
 A wheel has hundreds of MB of libraries, so only the parts of it where headers lie are read: some 3 MB. Exit code 3 where
 PyPI can't be reached.
@@ -7,6 +8,7 @@ PyPI can't be reached.
 import io
 import json
 import pathlib
+import re
 import shutil
 import sys
 import urllib.error
@@ -57,14 +59,14 @@ def newest(package, version):
               and f["filename"].endswith("x86_64.whl") and not f.get("yanked")]
     if not wheels:
         sys.exit(f"cuda_headers.py: PyPI has no wheel of {package} {version}")
-    return max(wheels, key=lambda f: [int(n) for n in f["filename"].split("-")[1].split(".")])
+    return max(wheels, key=lambda f: [int(n) for n in re.findall(r"\d+", f["filename"].split("-")[1])])
 
 
 def main():
     version, folder = sys.argv[1], pathlib.Path(sys.argv[2])
     parts = folder / "parts"
     shutil.rmtree(parts, ignore_errors=True)
-    for package in ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cublas-cu12"):
+    for package in sys.argv[3:] or ("nvidia-cuda-runtime-cu12", "nvidia-cuda-nvcc-cu12", "nvidia-cublas-cu12"):
         wheel = newest(package, version)
         with zipfile.ZipFile(io.BufferedReader(Remote(wheel["url"], wheel["size"]), 1 << 17)) as z:
             for name in z.namelist():

@@ -4,7 +4,8 @@
 # cuda_headers.py fetches the headers from PyPI's wheels of that version, some 3 MB each, into build/cuda-VERSION, once. The host code
 # is compiled as the Makefile does, the kernels as the emulator does, by g++: this proves that every name and signature that is used
 # exists there. It does not run that version's nvcc. NCCL's header is this machine's. The first version compiles every file, the others
-# those that use cuBLASLt or ask for a version. Skipped, and said so, where there are no such headers and PyPI can't be reached.
+# those that use cuBLASLt or ask for a version. Files that use NCCL are compiled with its headers from 2.18, the first for CUDA 12,
+# to 2.29 (NCCL_VERSIONS). Skipped, and said so, where there are no such headers and PyPI can't be reached.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 versions=${*:-12.0 12.4 12.8 12.9}
@@ -24,34 +25,46 @@ compile() {  # compile DIR FILE
   esac
   # shellcheck disable=SC2086
   "${CXX:-g++}" "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
-    -isystem "$dir/include" $mpi -DRZ_CUDA ${nccl:+-DRZ_HAVE_NCCL} ${mpi:+-DRZ_HAVE_MPI} -DSIMT_SOURCE_ROOT='"."' \
+    -isystem "$dir/include" ${toolkit:+-isystem "$toolkit"} $mpi -DRZ_CUDA ${nccl:+-DRZ_HAVE_NCCL} ${mpi:+-DRZ_HAVE_MPI} -DSIMT_SOURCE_ROOT='"."' \
     -DRZ_COMMIT='"headers"' -DRZ_VERSION='"0"' "$file" 2>&1 || { echo "FAILED ${dir#build/}: $file"; return 1; }
 }
 export -f compile
 export mpi
 
-failed=0 skipped=0 files=$every
+failed=0 skipped=0
+# headers NAME VERSION FOLDER FILE [PACKAGE...]   fetches them where FILE is not there; 1 if they can't be had
+headers() {
+  local rc=0
+  [ -e "$3/include/$4" ] || dev/build/cuda_headers.py "$2" "$3" "${@:5}" || rc=$?
+  [ "$rc" != 3 ] || { echo "skipped: the headers of $1 $2 are not in $3, and PyPI can't be reached"; skipped=$((skipped + 1)); return 1; }
+  [ "$rc" = 0 ] || exit "$rc"
+}
+# all_compile NAME FOLDER FILES
+all_compile() {
+  xargs -P "$(nproc)" -I '{}' bash -c 'compile "$0" "$1"' "$2" '{}' <<< "$3" > "$2/log" || true
+  local bad
+  bad=$(grep -c '^FAILED' "$2/log" || true)
+  grep -E '^FAILED|error:' "$2/log" || true
+  echo "$1: $(wc -l <<< "$3") files compiled, $bad failed"
+  failed=$((failed + bad))
+}
+
+files=$every
 for version in $versions; do
   dir=build/cuda-$version
-  if [ ! -e "$dir/include/cublasLt.h" ]; then
-    rc=0
-    dev/build/cuda_headers.py "$version" "$dir" || rc=$?
-    if [ "$rc" = 3 ]; then
-      echo "skipped: the headers of CUDA $version are not in $dir, and PyPI can't be reached"
-      skipped=$((skipped + 1))
-      continue
-    fi
-    [ "$rc" = 0 ] || exit "$rc"
-  fi
+  headers CUDA "$version" "$dir" cublasLt.h || continue
   nccl=$(find -L "$cuda/include" /usr/include -maxdepth 2 -name nccl.h 2> /dev/null | head -n 1) || true
   export nccl
   [ -z "$nccl" ] || cp "$nccl" "$dir/include/"
-  xargs -P "$(nproc)" -I '{}' bash -c 'compile "$0" "$1"' "$dir" '{}' <<< "$files" > "$dir/log" || true
-  bad=$(grep -c '^FAILED' "$dir/log" || true)
-  grep -E '^FAILED|error:' "$dir/log" || true
-  echo "CUDA $version ($(grep -hE 'define CUDART_VERSION' "$dir/include/cuda_runtime_api.h" | awk '{ print $3 }')): $(wc -l <<< "$files") files compiled, $bad failed"
-  failed=$((failed + bad))
-  files=$versioned
+  all_compile "CUDA $version ($(grep -hE 'define CUDART_VERSION' "$dir/include/cuda_runtime_api.h" | awk '{ print $3 }'))" "$dir" "$files"
+  newest=$dir files=$versioned
 done
-echo "$(wc -w <<< "$versions") versions of CUDA's headers: $failed failed, $skipped skipped"
+# NCCL's own headers come before those of the newest toolkit.
+nccl=yes
+for version in ${newest:+${NCCL_VERSIONS:-2.18 2.27 2.28 2.29}}; do
+  dir=build/nccl-$version
+  headers NCCL "$version" "$dir" nccl.h nvidia-nccl-cu12 || continue
+  toolkit=$newest/include all_compile "NCCL $version" "$dir" "$(grep -l '<nccl.h>' comm/*.cpp)"
+done
+echo "headers of CUDA $versions and NCCL: $failed failed, $skipped skipped"
 [ "$failed" = 0 ]
