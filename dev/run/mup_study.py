@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Where the best learning rate lies at widths 64 to 512, with muP and without.
 
-    nice -n 10 python3 dev/run/mup_study.py ./train_llama --work /tmp/mup --report dev/results/mup-study.md
+    python3 dev/run/mup_study.py ./train_llama --work /tmp/mup --report dev/results/mup-study.md
 
-Trains a small LLaMA on the source of Python's standard library at each width, rate and seed, one run at a time on one core, with --mup-base-width 64 and
-without; at the base width the two are the same run. A run adds a line to the .jsonl beside REPORT, and what has a line there is not run again: the study
-may be stopped and resumed. Lines count only among the same settings. The report has the losses, the best rate of each width (with half the distance
-to its neighbours where a parabola through the three has its least), and a picture. --report-only runs nothing."""
+Trains a small LLaMA on the source of Python's standard library at each width, rate and seed, --jobs runs at a time on one thread each, with
+--mup-base-width 64 and without; at the base width the two are the same run. A run adds a line to the .jsonl beside REPORT, and what has a line there is
+not run again: the study may be stopped and resumed. Lines count only among the same settings. The report has the losses, the best rate of each width
+(with half the distance to its neighbours where a parabola through the three has its least), and a picture. --report-only runs nothing."""
 
 import argparse
+import concurrent.futures
 import datetime
 import json
 import math
@@ -49,7 +50,7 @@ def known(o):
 
 
 def train(o, way, width, rate, seed):
-    out = f"{o.work}/run"
+    out = f"{o.work}/run-{way}-{width}-{rate}-{seed}"
     shutil.rmtree(out, ignore_errors=True)
     command = [o.program, *model(width), "--data", f"{o.work}/data", "--batch", o.batch, "--seq-len", o.seq_len, "--steps", o.steps, "--lr", rate,
                "--warmup", o.steps // 10, "--seed", seed, "--threads", 1, "--device", "cpu", "--val-every", 0, "--val-tokens", o.val_tokens,
@@ -57,15 +58,19 @@ def train(o, way, width, rate, seed):
     if way == "muP":
         command += ["--mup-base-width", BASE]
     began = time.monotonic()
-    done = subprocess.run([str(x) for x in command], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"})
-    if done.returncode == 1:
-        sys.exit(" ".join(map(str, command)) + "\n" + done.stdout[-2000:])
+    log = f"{out}.log"
+    with open(log, "w", encoding="utf-8") as f:
+        process = subprocess.Popen([str(x) for x in command], stdout=f, stderr=f, env=os.environ | {"OMP_NUM_THREADS": "1"})
+        _, status, used = os.wait4(process.pid, 0)
+    if os.waitstatus_to_exitcode(status) == 1:
+        raise RuntimeError(" ".join(map(str, command)) + "; its output: " + log)
     with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
         losses = [row["val_loss"] for row in map(json.loads, f) if "val_loss" in row]
     with open(f"{out}/run_status.json", encoding="utf-8") as f:
         commit = json.load(f)["commit"]
+    shutil.rmtree(out)
     return {"way": way, "width": width, "rate": rate, "seed": seed, "val_loss": losses[-1] if losses else None, "seconds": round(time.monotonic() - began, 1),
-            "commit": commit, "settings": settings(o)}  # fmt: skip
+            "cpu_seconds": round(used.ru_utime + used.ru_stime, 1), "commit": commit, "settings": settings(o)}  # fmt: skip
 
 
 def mean_losses(rows, way, width):
@@ -133,7 +138,7 @@ def report(o):
     with open("/proc/cpuinfo", encoding="utf-8") as f:
         cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
     text = ["# The best learning rate by width, with muP and without", "",
-            f"By dev/run/mup_study.py, {datetime.date.today()}, {cpu}. Commit {', '.join(commits)}; {len(rows)} runs, {sum(r['seconds'] for r in rows.values()) / 60:.0f} minutes by the clock, one thread of two shared cores. Two layers, heads of 32, half as many kv heads,",
+            f"By dev/run/mup_study.py, {datetime.date.today()}, {cpu}. Commit {', '.join(commits)}; {len(rows)} runs, {sum(r['cpu_seconds'] for r in rows.values()) / 60:.0f} core-minutes, one thread a run. Two layers, heads of 32, half as many kv heads,",
             f"ffn 2 x dim, {o.steps} steps of {o.batch * o.seq_len} tokens, cosine; mean validation loss of the seeds on {o.val_tokens} tokens by `--lr`.", "",
             "| dim | | seeds | " + " | ".join(f"2^{round(math.log2(r))}" for r in RATES) + " | best | between the rates |", "|---" * (5 + len(RATES)) + "|"]  # fmt: skip
     for width in WIDTHS:
@@ -155,6 +160,7 @@ def main():
     p.add_argument("--work", required=True, help="folder for data and runs")
     p.add_argument("--report", required=True, help="the table to write; runs (.jsonl) and picture (.svg) are beside it")
     p.add_argument("--report-only", action="store_true")
+    p.add_argument("--jobs", type=int, default=2, help="runs at a time")
     p.add_argument("--steps", type=int, default=128)
     p.add_argument("--batch", type=int, default=4)
     p.add_argument("--seq-len", type=int, default=64)
@@ -165,16 +171,14 @@ def main():
     if not os.path.exists(f"{o.work}/data/dataset.json") and not o.report_only:
         subprocess.run([sys.executable, "data_prep/prepare.py", "stdlib", "--out", f"{o.work}/data", "--quiet"], check=True)
     rows = known(o)
-    for width in WIDTHS:
-        for seed in SEEDS:
-            for way in WAYS if width != BASE else ("muP",):
-                for rate in RATES:
-                    if o.report_only or (way, width, rate, seed) in rows:
-                        continue
-                    row = train(o, way, width, rate, seed)
-                    with open(lines_file(o), "a", encoding="utf-8") as f:
-                        f.write(json.dumps(row) + "\n")
-                    print(f"seed {seed} width {width} {way:8} rate {rate:.5f}: {row['val_loss']}, {row['seconds']} s", flush=True)
+    todo = [key for width in WIDTHS for seed in SEEDS for way in (WAYS if width != BASE else ("muP",)) for rate in RATES
+            if not o.report_only and (key := (way, width, rate, seed)) not in rows]  # fmt: skip
+    with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
+        for done in concurrent.futures.as_completed([pool.submit(train, o, *key) for key in todo]):
+            row = done.result()
+            with open(lines_file(o), "a", encoding="utf-8") as f:
+                f.write(json.dumps(row) + "\n")
+            print(f"seed {row['seed']} width {row['width']} {row['way']:8} rate {row['rate']:.5f}: {row['val_loss']}, {row['cpu_seconds']} s", flush=True)
     report(o)
 
 
