@@ -51,6 +51,7 @@ CASES = [
     ("dynamic rope", "float32", "100MB", rope(rope_type="dynamic", factor=2.0)),
     ("yarn rope", "bfloat16", "100MB", rope(rope_type="yarn", factor=4.0, original_max_position_embeddings=32)),
     ("mistral without a window", "float32", "100MB", dict(model="Mistral", sliding_window=None)),
+    ("mistral, a window of 16", "float32", "100MB", dict(model="Mistral", sliding_window=16)),
     ("qwen2, tied", "bfloat16", "100MB", dict(model="Qwen2", tie_word_embeddings=True)),
     ("qwen3, sharded", "float32", "30KB", dict(model="Qwen3", head_dim=24)),
     ("smollm3", "float32", "100MB", dict(model="SmolLM3", num_hidden_layers=4, bos_token_id=1, eos_token_id=2, pad_token_id=None)),

@@ -69,6 +69,9 @@ CASES = {
     "smollm3": (torch.float32, dict(model="SmolLM3", hidden_size=16, intermediate_size=24, num_attention_heads=2,
                                     num_key_value_heads=1, vocab_size=31, num_hidden_layers=4, no_rope_layer_interval=2,
                                     pad_token_id=None)),
+    # shorter than the sequences
+    "mistral_window": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
+                                           num_key_value_heads=2, vocab_size=31, sliding_window=5)),
 }
 
 

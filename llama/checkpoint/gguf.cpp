@@ -104,6 +104,10 @@ void refuse_other_arithmetic(const ModelConfig& c) {
             "GGUF: llama.cpp's \"%s\" rotates in all but every fourth block, this model in all but every %lld\n"
             "  export it for Hugging Face's libraries",
             a.gguf, (long long)c.nope_every);
+    require(c.hiding_window() == 0,
+            "GGUF: llama.cpp's \"%s\" has no window: beyond %lld tokens of this model's context of %lld it would "
+            "compute otherwise\n  export it for Hugging Face's libraries",
+            a.gguf, (long long)c.window, (long long)c.max_seq_len);
 }
 
 // llama.cpp's name of a way to cut text into words.

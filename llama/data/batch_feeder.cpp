@@ -71,7 +71,8 @@ DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_
     if (has_positions) {
         int32_t* const positions = cuts ? tokens + 2 * all : host + 5 * N + 1;
         int32_t* const starts = positions + (documents_ ? all : 0);  // without documents nobody asks for them
-        attention_share_ = double(find_documents(documents_, tokens, B_, T_, starts, positions)) / double(all * T_);
+        attention_share_ = double(find_documents(documents_, tokens, B_, T_, starts, positions)) /
+                           double(B_ * attention_squares(T_, documents_.window));
         if (documents_) tiles_ = attention_tiles(starts, B_, T_);
     }
     if (cuts) {

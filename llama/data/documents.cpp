@@ -1,5 +1,7 @@
 #include "llama/data/documents.h"
 
+#include <algorithm>
+
 namespace rz {
 
 int64_t find_documents(const DocumentMask& mask, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,
@@ -10,13 +12,13 @@ int64_t find_documents(const DocumentMask& mask, const int32_t* tokens, int64_t 
         int64_t start = 0;
         for (int64_t t = 0; t < T; ++t) {
             if (mask && t > 0 && tokens[row + t - distance] == mask.token) {
-                squares += (t - start) * (t - start);
+                squares += attention_squares(t - start, mask.window);
                 start = t;
             }
-            starts[row + t] = int32_t(start);
+            starts[row + t] = int32_t(mask.window > 0 ? std::max(start, t - mask.window + 1) : start);
             positions[row + t] = int32_t(t - start);
         }
-        squares += (T - start) * (T - start);
+        squares += attention_squares(T - start, mask.window);
     }
     return squares;
 }

@@ -1,6 +1,6 @@
 #pragma once
 // Where documents begin in rows of tokens, by the token that stands between them: what attention's mask and RoPE need
-// when documents are packed into one row and must not see each other.
+// when documents are packed into one row and must not see each other; and what attention costs.
 
 #include <array>
 #include <cstdint>
@@ -23,22 +23,29 @@ inline constexpr auto kNames<DocBoundary> = std::to_array<Named<DocBoundary>>({{
 struct DocumentMask {
     DocBoundary boundary = DocBoundary::none;
     int32_t token = -1;
+    int64_t window = 0;  // ModelConfig's
 
     explicit operator bool() const { return boundary != DocBoundary::none; }
 };
 
-// Of tokens (B, T): starts[b, t] is the place in row b where the document of t begins (0 where it began before the
-// row), positions[b, t] = t - starts[b, t]. Returns the sum of the squares of the documents' lengths, to which what
-// attention costs is proportional: B * T * T without documents. starts may be positions: then it is not kept.
+// To which what attention of n tokens costs is proportional: n^2 without a window, the triangles under a causal mask
+// and before the window being left out in the same way.
+constexpr int64_t attention_squares(int64_t n, int64_t window) {
+    return window > 0 && window < n ? n * n - (n - window) * (n - window) : n * n;
+}
+
+// Of tokens (B, T): with positions[b, t] counted from where the document of t begins in row b (0 where it began before
+// the row), starts[b, t] is the place of the first token that t sees: t - positions[b, t], or the window's first where
+// that is later. Returns the sum of the documents' attention_squares. starts may be positions: then it is not kept.
 int64_t find_documents(const DocumentMask&, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,
                        int32_t* positions);
 
-// Tiles of kAttentionTile queries x as many keys. A kernel begins at the tile of keys in which the document of a tile's
-// first query starts (kernels/attention): what lies before it is skipped. Kernels have tiles of their own sizes; these
+// Tiles of kAttentionTile queries x as many keys. A kernel begins at the tile of keys with the first that a tile's
+// first query sees (kernels/attention): what lies before it is skipped. Kernels have tiles of their own sizes; these
 // are for telling.
 constexpr int64_t kAttentionTile = 64;
 struct AttentionTiles {
-    int64_t causal = 0, skipped = 0;  // that a causal mask leaves; and of those, before the document
+    int64_t causal = 0, skipped = 0;  // that a causal mask leaves; and of those, before what a query sees
 };
 AttentionTiles attention_tiles(const int32_t* starts, int64_t B, int64_t T);
 

@@ -9,6 +9,12 @@
 
 namespace rz {
 
+// Of the new rows. What comes with a batch knows the window; where it reaches back over all there is nothing to hide.
+const int32_t* Attention::first_key(const BlockShape& s) const {
+    const bool hides = context_ || s.first_position + s.T > config_.window;
+    return s.first_key ? s.first_key : window_ && hides ? window_ + s.first_position : nullptr;
+}
+
 AttentionShape Attention::shape(const BlockShape& s) const {
     const int64_t row = config_.qkv_rows(), o_row = config_.q_rows(), Tk = s.first_position + s.T;
     return {.B = s.B,
@@ -25,14 +31,14 @@ AttentionShape Attention::shape(const BlockShape& s) const {
             .o_batch = s.T * o_row,
             .scale = 1.0f / std::sqrt(float(config_.head_dim)),
             .dtype = dtype_,
-            .first_key = s.first_key,
+            .first_key = first_key(s),
             .first_key_batch = s.first_key ? s.T : 0};
 }
 
 // Logits are multiplied by `sharpness`; the largest of each row go into `largest`, where that is not nullptr.
 void Attention::run(BlockPass& p, void* o, float* lse, const void* qkv, uint32_t* amax, float sharpness,
                     float* largest) const {
-    if (context_) return context_->forward(p.stream, o, lse, qkv, p.shape.first_key, sharpness);
+    if (context_) return context_->forward(p.stream, o, lse, qkv, first_key(p.shape), sharpness);
     const int64_t cached = p.shape.first_position * config_.qkv_rows();
     AttentionForward attention{.o = o,
                                .lse = lse,
@@ -80,7 +86,7 @@ void Attention::add_statistics(BlockPass& p, const float* rstd, const BlockWatch
 
 void Attention::backward(BlockPass& p, void* dqkv, const void* d_o, const void* qkv, const void* o,
                          const float* lse) const {
-    if (context_) return context_->backward(p.stream, dqkv, d_o, qkv, o, lse, p.scratch.attention, p.shape.first_key);
+    if (context_) return context_->backward(p.stream, dqkv, d_o, qkv, o, lse, p.scratch.attention, first_key(p.shape));
     const int64_t k = config_.q_rows(), v = k + config_.kv_rows();
     attention_backward(p.stream, {.dq = dqkv,
                                   .dk = at(dqkv, k, dtype_),

@@ -19,8 +19,9 @@ struct BlockWatch {
 class Attention {
    public:
     // `part`: the config with the heads of this rank. `context` where ranks share sequences; it outlives this.
-    Attention(const ModelConfig& part, DType dtype, ContextParallel* context)
-        : config_(part), dtype_(dtype), context_(context) {}
+    // `window`: make_window's.
+    Attention(const ModelConfig& part, DType dtype, const int32_t* window, ContextParallel* context)
+        : config_(part), dtype_(dtype), window_(window), context_(context) {}
 
     AttentionShape shape(const BlockShape&) const;
 
@@ -34,11 +35,13 @@ class Attention {
     void backward(BlockPass&, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse) const;
 
    private:
+    const int32_t* first_key(const BlockShape&) const;
     void run(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, float sharpness, float* largest) const;
     void add_statistics(BlockPass&, const float* rstd, const BlockWatch&, const float* lse, float sharpness) const;
 
     ModelConfig config_;
     DType dtype_;
+    const int32_t* window_;
     ContextParallel* context_;
 };
 

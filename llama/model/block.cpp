@@ -236,7 +236,8 @@ std::vector<ElementRange> block_matrices(const ModelConfig& c, const ParamTable&
 }
 
 Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DType grad_dtype, const float* cos_table,
-             const float* sin_table, TensorParallel* tp, const Fp8Linear* fp8, ContextParallel* context)
+             const float* sin_table, const int32_t* window, TensorParallel* tp, const Fp8Linear* fp8,
+             ContextParallel* context)
     : config_(part_config(config, table)),
       dtype_(dtype),
       grad_dtype_(grad_dtype),
@@ -279,7 +280,7 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
              .number = 3,
              .dy_is_measured = false},
             dtype, grad_dtype, tp, fp8),
-      attention_(config_, dtype, context) {}
+      attention_(config_, dtype, window, context) {}
 
 BlockWeights Block::weights(const void* whole) const {
     const auto matrix = [&](size_t m) { return Operand(at(whole, matrices_[m].begin, dtype_)); };

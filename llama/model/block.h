@@ -74,10 +74,11 @@ struct PendingBlock {
 
 class Block {
    public:
-    // `tp` is nullptr where the table's holder has all of each tensor, `context` where this rank has whole sequences;
-    // with `fp8` the products of the four linear layers are its. They outlive this.
+    // `window` is make_window's, nullptr for none; `tp` is nullptr where the table's holder has all of each tensor,
+    // `context` where this rank has whole sequences; with `fp8` the products of the four linear layers are its. They
+    // outlive this.
     Block(const ModelConfig&, const ParamTable&, DType dtype, DType grad_dtype, const float* cos_table,
-          const float* sin_table, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr,
+          const float* sin_table, const int32_t* window, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr,
           ContextParallel* context = nullptr);
 
     // Of a unit that lies whole in its type; or gathered in fp8, its matrices first, in their order.

@@ -22,6 +22,8 @@ constexpr ConfigField kFields[] = {
     {"max-seq-len", "max_position_embeddings", &ModelConfig::max_seq_len, 1, INT32_MAX, "Longest sequence, in tokens."},
     {"nope-every", nullptr, &ModelConfig::nope_every, 0, 1 << 16,
      "Blocks from one to the next that does not rotate q and k (SmolLM3: 4, the fourth is the first). 0: all rotate."},
+    {"window", nullptr, &ModelConfig::window, 0, INT32_MAX,
+     "Keys that a query sees at most, its own among them (Mistral's sliding_window). 0: all up to its own."},
 };
 
 std::span<const ConfigField> config_fields() { return kFields; }
@@ -48,6 +50,7 @@ constexpr Architecture kArchitectures[] = {
     {.type = "mistral",
      .name = "MistralForCausalLM",
      .gguf = "llama",
+     .window = true,
      .pairs = true,
      .rope_factors = true,
      .kv_heads = 8,
@@ -93,23 +96,30 @@ constexpr Architecture kArchitectures[] = {
 
 static const Architecture* find_architecture(const ModelConfig& c) {
     for (const Architecture& a : kArchitectures)
-        if (a.qkv_bias == c.qkv_bias && a.qk_norm == c.qk_norm && a.nope == (c.nope_every > 0)) return &a;
+        if (a.qkv_bias == c.qkv_bias && a.qk_norm == c.qk_norm && a.nope == (c.nope_every > 0) &&
+            a.window == (c.window > 0))
+            return &a;
     return nullptr;
 }
 
 const Architecture& architecture_of(const ModelConfig& c) {
     const Architecture* found = find_architecture(c);
-    require(found != nullptr, "%s: no architecture of transformers has both\n  nearest: one of them",
-            !c.qk_norm   ? "qkv-bias with nope-every"
-            : c.qkv_bias ? "qkv-bias with qk-norm"
-                         : "qk-norm with nope-every");
-    return *found;
+    if (found != nullptr) return *found;
+    std::string both;
+    for (const auto& [has, name] : {std::pair(c.qkv_bias, "qkv-bias"),
+                                    {c.qk_norm, "qk-norm"},
+                                    {c.nope_every > 0, "nope-every"},
+                                    {c.window > 0, "window"}})
+        if (has) both += (both.empty() ? "" : " with ") + std::string(name);
+    fail("%s: no architecture of transformers has both\n  nearest: one of them", both.c_str());
 }
 
 // "heads (num_attention_heads) = 7"
 static std::string named(const ModelConfig& config, int64_t ModelConfig::*member) {
     for (const ConfigField& f : kFields)
-        if (f.member == member) return format("%s (%s) = %lld", f.name, f.key, (long long)(config.*member));
+        if (f.member == member)
+            return format("%s%s = %lld", f.name, f.key ? format(" (%s)", f.key).c_str() : "",
+                          (long long)(config.*member));
     return "?";
 }
 
@@ -230,6 +240,7 @@ std::string summary(const ModelConfig& c) {
     for (const ConfigSwitch& w : kSwitches)
         if (c.*w.member) more += format(", %s", w.name);
     if (c.nope_every > 0) more += format(", nope-every %lld", (long long)c.nope_every);
+    if (c.window > 0) more += format(", window %lld", (long long)c.window);
     return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s%s",
                   human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
                   kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
@@ -244,7 +255,9 @@ std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_
                           int(name_b.size()), name_b.data());
     };
     for (const ConfigField& f : kFields)
-        if (f.member != &ModelConfig::max_seq_len) compare(f.name, double(a.*f.member), double(b.*f.member));
+        if (f.member != &ModelConfig::max_seq_len && f.member != &ModelConfig::window)
+            compare(f.name, double(a.*f.member), double(b.*f.member));
+    compare("window", double(a.hiding_window()), double(b.hiding_window()));
     for (const ConfigSwitch& w : kSwitches) compare(w.name, a.*w.member, b.*w.member);
     compare("tied", a.tied, b.tied);
     compare("norm-eps", a.norm_eps, b.norm_eps);
@@ -342,20 +355,6 @@ static void read_rope(const Json& json, double theta, ModelConfig& config, const
     config.rope_scaling = rope.scaling;
 }
 
-// A window that no sequence reaches is none. transformers takes one of 4096 where the file says nothing.
-static void refuse_window(const Json& json, const std::string& where) {
-    const Json* window = json_find(json, "sliding_window");
-    if (window == nullptr && json.contains("sliding_window")) return;
-    const int64_t size = window == nullptr ? 4096 : json_int(*window, "sliding_window", 1, INT32_MAX, where);
-    const Json* longest = json_find(json, "max_position_embeddings");
-    const int64_t positions =
-        longest == nullptr ? 1 << 17 : json_int(*longest, "max_position_embeddings", 1, INT32_MAX, where);
-    require(size >= positions,
-            "%s: sliding_window = %lld is not supported: attention reaches back over all %lld positions here\n"
-            "  a model that was trained without a window says null (Mistral 7B v0.2 and later)",
-            where.c_str(), (long long)size, (long long)positions);
-}
-
 // The row of a file: by its model_type, or else by the class that it names first.
 static const Architecture& find_architecture(const Json& json, const std::string& where) {
     const Json *classes = json_find(json, "architectures"), *type = json_find(json, "model_type");
@@ -393,7 +392,7 @@ static const Architecture& find_architecture(const Json& json, const std::string
 static void refuse_layer_windows(const Json& json, const std::string& where) {
     if (const Json* x = json_find(json, "use_sliding_window"))
         require(!json_bool(*x, "use_sliding_window", where),
-                "%s: use_sliding_window = true is not supported: attention reaches back over all positions here",
+                "%s: use_sliding_window = true is not supported: only MistralForCausalLM has a window here",
                 where.c_str());
     if (const Json* x = json_find(json, "layer_types"))
         require(x->is_array() && std::all_of(x->begin(), x->end(), [](const Json& t) { return t == "full_attention"; }),
@@ -403,10 +402,7 @@ static void refuse_layer_windows(const Json& json, const std::string& where) {
 
 // Refuses what would compute something else than this program does.
 static void refuse_unsupported(const Json& json, const Architecture& a, const std::string& where) {
-    if (a.type == std::string_view("mistral"))
-        refuse_window(json, where);
-    else
-        refuse_layer_windows(json, where);
+    if (!a.window) refuse_layer_windows(json, where);
     for (const char* key : {"attention_bias", "mlp_bias", "rope_interleaved"})
         if (const Json* x = json_find(json, key); x != nullptr && !a.qkv_bias)  // Qwen2's class knows no such keys
             require(!json_bool(*x, key, where), "%s: %s = true is not supported", where.c_str(), key);
@@ -463,6 +459,13 @@ static int64_t read_nope(const Json& json, int64_t layers, const std::string& wh
     return config.nope_every;
 }
 
+// Null where there is none; transformers takes 4096 where the file says nothing.
+static int64_t read_window(const Json& json, const std::string& where) {
+    if (const Json* window = json_find(json, "sliding_window"))
+        return json_int(*window, "sliding_window", 1, INT32_MAX, where);
+    return json.contains("sliding_window") ? 0 : 4096;
+}
+
 ModelConfig config_from_json(std::string_view text, const std::string& where) {
     const Json json = parse_json(text, where, kModelConfig);
     require(json.is_object(), "%s: expected a JSON object, found %s", where.c_str(), json_excerpt(json).c_str());
@@ -486,6 +489,7 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
         if (x == nullptr && derived && json.contains(f.key)) config.*f.member = 0;  // null: as many as heads
     }
     if (a.nope) config.nope_every = read_nope(json, config.layers, where);
+    if (a.window) config.window = read_window(json, where);
     if (const Json* x = json_find(json, "rms_norm_eps")) config.norm_eps = json_number(*x, "rms_norm_eps", 0, 1, where);
     if (const Json* x = json_find(json, "initializer_range"))
         config.init_std = json_number(*x, "initializer_range", 0, 100, where);
@@ -535,6 +539,7 @@ std::string config_to_json(const ModelConfig& c, DType weights) {
     if (a.qkv_bias || a.qk_norm || a.nope) json["use_sliding_window"] = false;
     for (int64_t l = 0; a.nope && l < c.layers; ++l) json["no_rope_layers"].push_back(int(c.rotates(l)));
     if (a.nope) json["no_rope_layer_interval"] = c.nope_every;
+    if (a.window) json["sliding_window"] = c.window;
     json["attention_dropout"] = 0.0;
     json["rope_theta"] = c.rope_theta;
     if (is_plain(c.rope_scaling))

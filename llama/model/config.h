@@ -29,6 +29,7 @@ struct ModelConfig {
     bool qk_norm = false;    // RMSNorm of each head of q and of k, before RoPE
     bool qkv_bias = false;   // q, k and v have biases
     int64_t nope_every = 0;  // blocks N - 1, 2N - 1, ... do not rotate q and k; 0: all rotate
+    int64_t window = 0;      // keys that a query sees at most, its own among them; 0: all up to its own
     double init_std = 0.02;
     // A factor of init_std for o_proj and down_proj, whose products are added to the residual stream. Below 0: it is
     // 1 / sqrt(2 L), as in GPT-2. config.json does not have it.
@@ -47,6 +48,8 @@ struct ModelConfig {
     int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
     // Whether the block rotates q and k by their positions.
     bool rotates(int64_t block) const { return nope_every == 0 || (block + 1) % nope_every != 0; }
+    // The window, where it hides anything of the longest sequence; else 0.
+    int64_t hiding_window() const { return window < max_seq_len ? window : 0; }
     // Distinct parameters; a tied head counts once.
     int64_t parameter_count() const;
     // 2 x this is the matmul FLOPs of a token's forward pass without attention scores: all but the norms and the
@@ -78,7 +81,7 @@ struct Architecture {
     const char* type;  // model_type
     const char* name;  // of transformers' class
     const char* gguf;  // llama.cpp's name
-    bool qkv_bias = false, qk_norm = false, nope = false;
+    bool qkv_bias = false, qk_norm = false, nope = false, window = false;
     bool pairs = false;  // llama.cpp rotates neighbours of a head, not halves: rows of q and k are in another order
     bool rope_factors = false;  // llama.cpp reads rope_freqs.weight
     // For files that do not say: transformers' defaults. 0: as ModelConfig.

@@ -52,9 +52,11 @@ int32_t choose_token(const std::vector<float>& logits, const Sampling& how, int6
 constexpr int64_t kPrefill = 256;  // positions at a time: bounds the activations, not the prompt
 
 static Block decoder_block(const ModelConfig& c, const ParamTable& t, DType dtype, Device device, Stream& s,
-                           int64_t positions, Buffer& cos_table, Buffer& sin_table, TensorParallel* tp) {
+                           int64_t positions, Buffer& cos_table, Buffer& sin_table, Buffer& window,
+                           TensorParallel* tp) {
     make_rope_tables(c, positions, device, s, cos_table, sin_table);
-    return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>(), tp);
+    window = make_window(c, positions, device, s);
+    return Block(c, t, dtype, dtype, cos_table.as<float>(), sin_table.as<float>(), window.as<int32_t>(), tp);
 }
 
 static RankProgram whole_forward(const ParamTable& table, DType dtype, const ParameterSource& parameters) {
@@ -92,7 +94,7 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       head_rank_(head_rank),
       executor_(stream, mesh),
       max_positions_(std::min(max_positions, c.max_seq_len)),
-      block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_, tp)) {
+      block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_, window_, tp)) {
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     require(part_.qkv_rows() * e % 16 == 0,
             "generation with head-dim (head_dim) = %lld: a token's q, k and v take %lld bytes, not a multiple of 16\n"

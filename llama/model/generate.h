@@ -64,7 +64,7 @@ class Decoder {
     int head_rank_;
     Executor executor_;
     int64_t max_positions_, position_ = 0;
-    Buffer cos_, sin_;
+    Buffer cos_, sin_, window_;
     Block block_;
     std::vector<Buffer> buffers_;
     std::vector<void*> cache_;      // by layer (max_positions, Q); nullptr: another rank's

@@ -4,6 +4,7 @@
 
 #include "comm/flight.h"
 #include "kernels/elementwise.h"
+#include "llama/data/documents.h"
 
 namespace rz {
 
@@ -274,7 +275,8 @@ double training_flops_per_token(const ModelConfig& c, int64_t T) {
     return 6.0 * double(c.matmul_parameters()) + attention_flops_per_token(c, T);
 }
 double attention_flops_per_token(const ModelConfig& c, int64_t T) {
-    return 6.0 * double(c.layers) * double(c.q_rows()) * double(T);
+    const double seen = double(attention_squares(T, c.window)) / double(T);
+    return 6.0 * double(c.layers) * double(c.q_rows()) * seen;
 }
 
 }  // namespace rz

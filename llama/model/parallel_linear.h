@@ -24,7 +24,7 @@ struct BlockShape {
     int64_t B, T;                        // new rows: N = B * T
     int64_t first_position = 0;          // > 0 when a cache already holds that many positions (B is 1 then)
     const int32_t* positions = nullptr;  // (B, T) of RoPE, where they are not first_position + t
-    const int32_t* first_key = nullptr;  // (B, T) as attention's, where documents are packed
+    const int32_t* first_key = nullptr;  // (B, T) as attention's, where documents are packed; in the window
     bool rotates = true;                 // whether this block does RoPE
     int64_t rows() const { return B * T; }
 };

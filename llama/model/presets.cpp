@@ -58,6 +58,12 @@ static ModelConfig smollm3(const Shape& s) {
     return c;
 }
 
+static ModelConfig mistral(const Shape& s) {
+    ModelConfig c = make(s, false, 32768, 1e4, 1, 2);
+    c.window = 4096;
+    return c;
+}
+
 // Of before 3.1: shorter sequences, and positions as they are.
 static ModelConfig first_llama3(const Shape& s) { return make(s, false, 8192, 5e5, 128000, 128001); }
 
@@ -92,6 +98,7 @@ std::span<const Preset> presets() {
         {"qwen3-8b", qwen3({4096, 12288, 36, 32, 8, 151936}, false), "Qwen/Qwen3-8B-Base"},
         {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2),
          "TinyLlama-1.1B", "TinyLlama 1.1B"},
+        {"mistral-7b-v0.1", mistral({4096, 14336, 32, 32, 8, 32000}), "mistralai/Mistral-7B-v0.1"},
         {"llama3.2-1b", llama3({2048, 8192, 16, 32, 8, 128256}, true, 32), "meta-llama/Llama-3.2-1B"},
         {"llama3.2-3b", llama3({3072, 8192, 28, 24, 8, 128256}, true, 32), "meta-llama/Llama-3.2-3B"},
         {"llama3-8b", first_llama3({4096, 14336, 32, 32, 8, 128256}), "meta-llama/Meta-Llama-3-8B", "Llama 3 8B"},

@@ -30,13 +30,31 @@ void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, St
     stream.synchronize();  // the host vectors end here
 }
 
+Buffer make_window(const ModelConfig& c, int64_t positions, Device device, Stream& stream,
+                   const ContextParallel* context) {
+    if (c.window == 0 || c.window >= positions) return {};
+    const int64_t B = context ? context->B() : 1, T = context ? context->own_rows() : positions;
+    Buffer window(device, checked_mul(checked_mul(B, T, "window"), 4, "window"), MemKind::workspace, "window");
+    if (device.is_planned() && !stream.context().planned.executes) return window;
+    std::vector<int32_t> host;
+    for (int64_t row = 0; row < B * T; ++row) {
+        const int64_t position = context ? context->position(row % T) : row;
+        host.push_back(int32_t(std::max<int64_t>(0, position - c.window + 1)));
+    }
+    stream.copy(window.data(), host.data(), window.bytes());
+    stream.synchronize();
+    return window;
+}
+
 // ---- workspace ------------------------------------------------------------------------------------------------------
 
 static Block make_block(const ModelConfig& c, const ParamTable& table, const StageOptions& o, Device device, Stream& s,
-                        Buffer& cos_table, Buffer& sin_table) {
-    make_rope_tables(c, o.context ? o.context->T() : o.T, device, s, cos_table, sin_table);
-    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), o.tp, nullptr,
-                 o.context);
+                        Buffer& cos_table, Buffer& sin_table, Buffer& window) {
+    const int64_t positions = o.context ? o.context->T() : o.T;
+    make_rope_tables(c, positions, device, s, cos_table, sin_table);
+    window = make_window(c, positions, device, s, o.context);
+    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), window.as<int32_t>(),
+                 o.tp, nullptr, o.context);
 }
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
@@ -55,15 +73,15 @@ static int64_t own_rows_of(const StageOptions& o, const ModelConfig& c) {
 Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageOptions& o, bool with_head,
                      Device device, Stream& compute)
     : stream_(compute),
-      block_(make_block(c, table, o, device, compute, cos_, sin_)),
+      block_(make_block(c, table, o, device, compute, cos_, sin_, window_)),
       blocks_(c.layers),
       fp8_options_(o.fp8) {
     const ModelConfig part = part_config(c, table);
     check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device, o.tp ? o.tp->size() : 1);
     if (o.fp8.on()) {
         fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
-        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), o.tp, &*fp8_,
-                           o.context);
+        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), window_.as<int32_t>(),
+                           o.tp, &*fp8_, o.context);
     }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;

@@ -95,7 +95,7 @@ class Workspace {
 
    private:
     Stream& stream_;
-    Buffer cos_, sin_;
+    Buffer cos_, sin_, window_;
     Block block_;
     int64_t blocks_;  // of the model
     Fp8Options fp8_options_;
@@ -197,6 +197,10 @@ class Stage {
     bool replays_ = false;
     GraphSet graphs_;
 };
+
+// What attention takes as first keys where no batch has its own: max(0, position - window + 1), by position, or, where
+// ranks share sequences, of this rank's rows of each of B. Empty where no query is further on. Waits for the stream.
+Buffer make_window(const ModelConfig&, int64_t positions, Device, Stream&, const ContextParallel* context = nullptr);
 
 // Fills RoPE tables (positions, head_dim / 2) on a device; waits for the stream.
 void make_rope_tables(const ModelConfig&, int64_t positions, Device, Stream&, Buffer& cos_table, Buffer& sin_table);

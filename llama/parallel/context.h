@@ -43,6 +43,7 @@ struct ContextShape {
     int64_t heads, kv_heads, head_dim;
     DType dtype;
     ContextExchange exchange = ContextExchange::gather;
+    int64_t window = 0;  // ModelConfig's: a ring leaves out chunks of keys that no query of a chunk sees
 };
 
 class ContextParallel {
@@ -50,8 +51,13 @@ class ContextParallel {
     // Collective over the cp axis. The mesh and the meter (nullptr: none) outlive this.
     ContextParallel(Mesh&, Device, const ContextShape&, CommMeter* meter = nullptr);
 
+    int64_t B() const { return shape_.B; }
     int64_t T() const { return shape_.T; }
     int64_t own_rows() const { return 2 * chunk_; }  // of each sequence
+    // In the sequence, of one of this rank's rows.
+    int64_t position(int64_t row) const {
+        return ContextChunks(mesh_.place(Axis::cp))[int(row / chunk_)] * chunk_ + row % chunk_;
+    }
     // Bytes that this rank sends: keys and values, in either pass, and in backward() their gradients. In a ring these
     // go one hop more.
     int64_t key_bytes() const { return part_ * size_of(shape_.dtype) * (mesh_.cp().size() - 1); }
@@ -82,6 +88,7 @@ class ContextParallel {
     void ring_backward(Stream& compute, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
                        void* workspace, const int32_t* first_key);
     AttentionShape ring_shape(int slot, int64_t key_chunk, const int32_t* first_key) const;
+    bool is_before_window(int64_t queries, int64_t keys) const;
     template <class F>
     void for_each_pair(int source, F&& f) const;
     void pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived);

@@ -67,7 +67,13 @@ void ContextParallel::for_each_pair(int source, F&& f) const {
     const ContextChunks own(mesh_.place(Axis::cp)), theirs({source, mesh_.cp().size()});
     for (int slot = 0; slot < 2; ++slot)
         for (int key_slot = 0; key_slot < 2; ++key_slot)
-            if (theirs[key_slot] <= own[slot]) f(slot, key_slot, theirs[key_slot]);
+            if (theirs[key_slot] <= own[slot] && !is_before_window(own[slot], theirs[key_slot]))
+                f(slot, key_slot, theirs[key_slot]);
+}
+
+// Whether no query of a chunk sees a key of an earlier one: the first query sees furthest back.
+bool ContextParallel::is_before_window(int64_t queries, int64_t keys) const {
+    return shape_.window > 0 && (queries - keys - 1) * chunk_ + 1 >= shape_.window;
 }
 
 void ContextParallel::pack_own_keys(Stream& compute, const void* qkv, const Buffer& to) {
@@ -86,6 +92,7 @@ void ContextParallel::ring_forward(Stream& compute, void* o, float* lse, const v
     const int size = mesh_.cp().size(), rank = mesh_.cp().rank();
     const int64_t q = q_columns(), kv = kv_columns(), lse_slot = shape_.B * shape_.heads * chunk_;
     pack_own_keys(compute, qkv, ring_.keys[0]);
+    std::array<bool, 2> first = {true, true};  // of a slot: its rank's own keys, of which it sees some
     for (int step = 0; step < size; ++step) {
         const Buffer& keys = ring_.keys[size_t(step % 2)];
         if (step + 1 < size) pass_on(compute, keys, ring_.keys[size_t((step + 1) % 2)], ring_.keys_arrived);
@@ -99,19 +106,18 @@ void ContextParallel::ring_forward(Stream& compute, void* o, float* lse, const v
                                         .k = k,
                                         .v = k + kv / 2 * size_of(t),
                                         .shape = shape});
-            attention_merge(compute,
-                            {.o = ring_.sum.as<float>() + own,
-                             .lse = lse + slot * lse_slot,
-                             .part_o = at(ring_.part, own, t),
-                             .part_lse = ring_.lse.as<float>(),
-                             .B = shape_.B,
-                             .T = chunk_,
-                             .H = shape_.heads,
-                             .D = shape_.head_dim,
-                             .o_batch = own_rows() * q,
-                             .part_batch = own_rows() * q,
-                             .first = step == 0 && key_slot == 0,  // a rank's early keys are seen by all it has
-                             .dtype = t});
+            attention_merge(compute, {.o = ring_.sum.as<float>() + own,
+                                      .lse = lse + slot * lse_slot,
+                                      .part_o = at(ring_.part, own, t),
+                                      .part_lse = ring_.lse.as<float>(),
+                                      .B = shape_.B,
+                                      .T = chunk_,
+                                      .H = shape_.heads,
+                                      .D = shape_.head_dim,
+                                      .o_batch = own_rows() * q,
+                                      .part_batch = own_rows() * q,
+                                      .first = std::exchange(first[size_t(slot)], false),
+                                      .dtype = t});
         });
         if (step + 1 < size) wait(compute, ring_.keys_arrived);
     }

@@ -242,8 +242,27 @@ static double host_seconds(const Machine& m, const OpCall& op, const Stream& str
     return 1e-6 * m.op_us + n(a->n) * n(each) / (1e9 * m.host_gbs);
 }
 
-std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine& machine, UnknownOps& unknown) {
-    return [machine, &unknown](const OpCall& op, const Stream& stream) {
+// Pairs of a query and a key at or before it, the first query being `at` keys after key 0.
+static double pairs(const AttentionShape& s, int64_t at) {
+    const auto up_to = [&](int64_t queries) {  // of those from key 0's position on
+        const double all = n(std::max<int64_t>(0, queries)), few = std::min(all, n(s.Tk));
+        return few * (few + 1) / 2 + (all - few) * n(s.Tk);
+    };
+    return up_to(at + s.Tq) - up_to(at);
+}
+
+// Of the pairs that a causal mask leaves, those within the window.
+static double share_in_window(const OpCall& op, int64_t window) {
+    const AttentionShape* s = nullptr;
+    if (const auto* forward = op.as<AttentionForward>()) s = &forward->shape;
+    if (const auto* backward = op.as<AttentionBackward>()) s = &backward->shape;
+    if (!s || window == 0) return 1;
+    return 1 - pairs(*s, s->offset() - window) / pairs(*s, s->offset());
+}
+
+std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine& machine, UnknownOps& unknown,
+                                                             int64_t window) {
+    return [machine, &unknown, window](const OpCall& op, const Stream& stream) {
         OpWork w;
         if (const double seconds = host_seconds(machine, op, stream); seconds > 0)
             return Ticks(std::llround(seconds * double(kTicksPerSecond)));
@@ -251,6 +270,7 @@ std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine& mach
             std::lock_guard lock(unknown.mutex);
             unknown.names.insert(op.name());
         }
+        w.flops *= share_in_window(op, window);
         return Ticks(std::llround(seconds_of(machine, w) * double(kTicksPerSecond)));
     };
 }

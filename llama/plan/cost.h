@@ -28,12 +28,13 @@ bool find_work(const OpCall&, OpWork&);
 // Seconds on the machine; an op that is not known takes the least time.
 double seconds_of(const Machine&, const OpWork&);
 
-// What PlannedJob::cost is. Names of ops that are not known are put into `unknown`, which outlives the function.
+// What PlannedJob::cost is. Names of ops that are not known are put into `unknown`, which outlives the function. Of
+// attention the FLOPs of pairs within the model's window count; 0: none.
 struct UnknownOps {
     std::mutex mutex;
     std::set<std::string> names;
 };
-std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, UnknownOps& unknown);
+std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, UnknownOps& unknown, int64_t window = 0);
 
 // The links of the machine, as members of a group see them. A message takes the latency and its bytes at the rate of
 // the link: between ranks of a node, or over cards, which the senders of a node share. A rank's messages leave one

@@ -86,7 +86,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     while (!open.empty()) {
         const bool timed = how.timed && *open.begin() == 0;
         job.network = timed ? make_network(c.machine) : PlannedNetwork{};
-        job.cost = timed ? make_cost(c.machine, unknown) : nullptr;
+        job.cost = timed ? make_cost(c.machine, unknown, c.config.window) : nullptr;
         for (const PlannedRank& one : plan_ranks(c.options, c.config, job, *open.begin())) {
             open.erase(one.rank);
             plan.ranks.push_back(one);

@@ -128,8 +128,9 @@ ModelConfig planned_config(const TrainOptions& o, std::string& note) {
     return model_config(o, vocab);
 }
 
-DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_t vocab) {
+DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, const ModelConfig& config) {
     if (o.doc_boundary == DocBoundary::none) return {};
+    const int64_t vocab = config.vocab;
     const bool named = o.doc_token >= 0;
     require_request(named || paths.doc_token >= 0,
                     "--doc-mask %s: these shards do not say which token stands between documents\n"
@@ -142,7 +143,7 @@ DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, int64_
     require_request(token < vocab,
                     "--doc-token %lld is not in the vocabulary of %lld tokens\n  nearest: --doc-token %lld",
                     (long long)token, (long long)vocab, (long long)(vocab - 1));
-    return {o.doc_boundary, int32_t(token)};
+    return {o.doc_boundary, int32_t(token), config.window};
 }
 
 static void check_sum(const TokenShard& shard, int64_t want) {
@@ -163,12 +164,13 @@ static NextShard look_for_shard(const std::string& folder, int64_t vocab, size_t
     return next;
 }
 
-DataSources open_data(const TrainOptions& o, DataPaths paths, int64_t vocab) {
+DataSources open_data(const TrainOptions& o, DataPaths paths, const ModelConfig& config) {
+    const int64_t vocab = config.vocab;
     require_request(!paths.sets[0].train.empty(),
                     "no training data: --data FOLDER or --train-data FILES is needed\n"
                     "  python3 data_prep/prepare.py stdlib  makes a folder from this machine's Python source");
     DataSources s{.paths = std::move(paths)};
-    s.documents = document_mask(o, s.paths, vocab);
+    s.documents = document_mask(o, s.paths, config);
     const ShardOptions shards{.vocab = vocab, .raw16 = o.raw16};
     const MixShares shares = MixShares::parse(s.paths.shares, "--data");
     std::vector<DataSet> sets;

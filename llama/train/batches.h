@@ -42,7 +42,7 @@ DataPaths find_data(const TrainOptions&);
 // The model of a run whose data need not be here: their vocabulary is the preset's then, and `note` says so.
 ModelConfig planned_config(const TrainOptions&, std::string& note);
 // What --doc-mask and --doc-token say about these data. Throws where they do not go together.
-DocumentMask document_mask(const TrainOptions&, const DataPaths&, int64_t vocab);
+DocumentMask document_mask(const TrainOptions&, const DataPaths&, const ModelConfig&);
 
 struct DataSources {
     DataPaths paths;
@@ -61,7 +61,7 @@ struct DataSources {
     DocumentMask documents = {};
 };
 // Opens what the options ask for. Throws with what to give if something is missing.
-DataSources open_data(const TrainOptions&, DataPaths, int64_t vocab);
+DataSources open_data(const TrainOptions&, DataPaths, const ModelConfig&);
 
 // Where in the data a run begins: `samples` of the stream were passed before the step after `step`.
 struct DataPosition {

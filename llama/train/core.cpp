@@ -36,7 +36,8 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
                                                           .kv_heads = part.kv_heads,
                                                           .head_dim = part.head_dim,
                                                           .dtype = o.zero.param_dtype,
-                                                          .exchange = o.cp_exchange},
+                                                          .exchange = o.cp_exchange,
+                                                          .window = config.window},
                                              meter);
 }
 

@@ -292,10 +292,10 @@ static void announce_steps(Trainer& t) {
         log.line(format("         until %lld tokens are seen; then more (--batch-ramp)", (long long)o.stage_end));
     log.line(format(
         "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
-        "causal attention per token%s",
+        "causal attention per token%s%s",
         (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
         t.peak.flops > 0 ? format(" and MFU (of %s)", t.peak.name.c_str()).c_str() : "",
-        t.sources.documents ? ", T of its document" : ""));
+        t.sources.documents ? ", T of its document" : "", t.core->config.window ? ", W (2 - W / T) beyond W" : ""));
     if (t.lr.from_step > 0)
         log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
                         t.lr.rewarm > 0 ? format("rising to %g in %lld steps", o.lr, (long long)t.lr.rewarm).c_str()
@@ -390,7 +390,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     check_folder_is_shared(o.out, start.run_id, process);
     const std::string model = from ? from->folder : o.init_from.empty() ? "" : model_folder(o.init_from);
     if (process.is_root()) paths.tokenizer_files = carried_files(o, paths, model, config);
-    sources = open_data(o, std::move(paths), config.vocab);
+    sources = open_data(o, std::move(paths), config);
     std::string note;
     const Device device = choose_device(o, process, note);
     gemm_choices = from ? from->manifest.gemm_choices : "";

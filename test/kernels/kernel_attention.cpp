@@ -20,6 +20,7 @@ struct Case {
     bool sum = false;                     // dk and dv are fp32 and added to
     AttentionKernels fastest = AttentionKernels::wgmma;
     bool tiles = Tq > 8 * Tk || Tk > 40 * Tq;  // many for one item
+    int64_t window = 0;                        // keys that a query sees at most; 0: all of its document
 };
 
 std::ostream& operator<<(std::ostream& out, const Case& c) {
@@ -27,6 +28,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
         << name_of(c.dtype) << (c.packed ? "_packed" : "");
     if (c.ahead) out << "_ahead" << c.ahead;
     for (const int64_t n : c.documents) out << "_" << n;
+    if (c.window) out << "_window" << c.window;
     return out << (c.sum ? "_sum" : "");
 }
 
@@ -45,17 +47,20 @@ AttentionShape shape_of(const Case& c) {
     return s;
 }
 
-// Where the documents of the queries start, moved by one position from batch row to batch row
+// The first key of a query, counted from key 0: where its document starts, moved by one position from batch row to
+// batch row, or its window
+int64_t first_key(const Case& c, const AttentionShape& s, int64_t b, int64_t t) {
+    int64_t start = 0, end = 0;
+    for (const int64_t n : c.documents)
+        if ((end += n) + b <= s.offset() + t) start = end + b;
+    return c.window > 0 ? std::max(start, s.offset() + t - c.window + 1) : start;
+}
+
 void place_documents(KernelRun& run, const Case& c, AttentionShape& s) {
-    if (c.documents.empty()) return;
+    if (c.documents.empty() && c.window == 0) return;
     std::vector<int32_t> first;
     for (int64_t b = 0; b < c.B; ++b)
-        for (int64_t t = 0; t < c.Tq; ++t) {
-            int64_t start = 0, end = 0;
-            for (const int64_t n : c.documents)
-                if ((end += n) + b <= s.offset() + t) start = end + b;
-            first.push_back(int32_t(s.k_at + start));
-        }
+        for (int64_t t = 0; t < c.Tq; ++t) first.push_back(int32_t(s.k_at + first_key(c, s, b, t)));
     s.first_key = run.input<int32_t>(first);
     s.first_key_batch = c.Tq;
 }
@@ -154,12 +159,7 @@ std::function<void(const char*, const KernelRun::Results&)> Attention::backward_
     a.k = dense(data(2, all_kv), at_k, c.B, c.Tk, nk, s.kv_batch, s.kv_row);
     a.v = dense(data(3, all_kv), at_v, c.B, c.Tk, nk, s.kv_batch, s.kv_row);
     a.d_o = dense(normal(c.B * s.o_batch, c.dtype, 9), 0, c.B, c.Tq, nq, s.o_batch, s.o_row);
-    a.first = [&c, s](int64_t b, int64_t t) {
-        int64_t start = 0, stop = 0;
-        for (const int64_t n : c.documents)
-            if ((stop += n) + b <= s.offset() + t) start = stop + b;
-        return start;
-    };
+    a.first = [&c, s](int64_t b, int64_t t) { return first_key(c, s, b, t); };
     a.end = [s](int64_t, int64_t t) { return std::min(s.Tk, s.offset() + t + 1); };
     const double u = rounding();
     const auto want =
@@ -307,6 +307,21 @@ std::vector<Case> short_documents() {
     return all;
 }
 INSTANTIATE_TEST_SUITE_P(ShortDocuments, Attention, testing::ValuesIn(short_documents()));
+
+// Windows: the first key of each query is another one. Shorter and longer than a tile, with documents, and where a
+// chunk of queries sees the last keys of an earlier chunk, or a cache.
+std::vector<Case> windows() {
+    std::vector<Case> all = {{1, 75, 75, 2, 1, 16, f32},
+                             {2, 140, 140, 2, 1, 64, b16, true},
+                             {1, 150, 150, 1, 1, 128, b16},
+                             {2, 140, 140, 1, 1, 96, h16, true, false, 0, kSome},
+                             {1, 64, 128, 2, 1, 80, b16, false, false, 64, {}, true},
+                             {1, 5, 133, 2, 1, 128, b16}};
+    const int64_t keys[] = {20, 70, 33, 50, 90, 40};
+    for (size_t i = 0; i < all.size(); ++i) all[i].window = keys[i];
+    return all;
+}
+INSTANTIATE_TEST_SUITE_P(Windows, Attention, testing::ValuesIn(windows()));
 
 // Many tiles for one item: few queries and many keys, whose other warpgroups pass over all of them, then the reverse.
 INSTANTIATE_TEST_SUITE_P(ManyTiles, Attention,

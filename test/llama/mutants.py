@@ -313,6 +313,27 @@ PIPELINES = [
         "work_.block(unit).forward(stream_, bare, w, a, work_.scratch(), nullptr); }",
         ["Documents.RecomputationGivesTheSameBits"],
     ),
+    (
+        "a window is one key wider",
+        "llama/model/stage.cpp",
+        "position - c.window + 1",
+        "position - c.window",
+        ["Cases/ModelGolden.*"],
+    ),
+    (
+        "a window in documents is one key narrower",
+        "llama/data/documents.cpp",
+        "t - mask.window + 1",
+        "t - mask.window + 2",
+        ["Documents.AWindowHidesWhatIsFurtherBack"],
+    ),
+    (
+        "a ring leaves out a chunk of which one key is seen",
+        "llama/parallel/context_ring.cpp",
+        "(queries - keys - 1) * chunk_ + 1",
+        "(queries - keys - 1) * chunk_ + 2",
+        ["Layouts/Context.*"],
+    ),
     # Mixes
     (
         "a rank's order of samples depends on where its part begins",

@@ -7,8 +7,8 @@ namespace {
 
 using namespace layout_runs;
 
-// Biases, norms of heads and blocks without rotation on every kind of layout; where nothing is cut and no ranks are
-// summed over, to the bit.
+// Biases, norms of heads, blocks without rotation and windows on every kind of layout; where nothing is cut and no
+// ranks are summed over, to the bit.
 TEST(Architectures, TrainAsOneRankDoes) {
     struct Cut {
         int tp, dp, pp, stage;
@@ -29,12 +29,13 @@ TEST(Architectures, TrainAsOneRankDoes) {
                         {1, 1, 4, 0, PipelineKind::zb_h1},
                         {2, 1, 2, 0, PipelineKind::dualpipe},
                         {2, 2, 2, 3, PipelineKind::zb_v}};
-    for (const char* name : {"qkv-bias", "qk-norm", "nope-every"}) {
+    for (const char* name : {"qkv-bias", "qk-norm", "nope-every", "window"}) {
         Layout one{.config = toy(2), .micro_batches = 4, .steps = 3};
         one.config.layers = 4;
         for (const ConfigSwitch& w : config_switches())
             if (std::string_view(w.name) == name) one.config.*w.member = true;
         if (std::string_view(name) == "nope-every") one.config.nope_every = 2;
+        if (std::string_view(name) == "window") one.config.window = 4;
         const Outcome plain = train({.config = toy(2), .micro_batches = 4, .steps = 1}), want = train(one);
         EXPECT_NE(plain.norms[0][0], want.norms[0][0]) << name << " changes what is computed";
         for (const Cut& c : cuts) {

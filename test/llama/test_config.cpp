@@ -33,13 +33,14 @@ std::string refusal_of_config(const std::string& more) {
 
 TEST(Presets, HaveThePublishedCounts) {
     const std::pair<const char*, int64_t> exact[] = {
-        {"smollm2-135m", 134'515'008},     {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
-        {"tinyllama-1.1b", 1'100'048'384}, {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
-        {"llama3.1-8b", 8'030'261'248},    {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
-        {"llama3-8b", 8'030'261'248},      {"llama3-70b", 70'553'706'496},   {"qwen2.5-0.5b", 494'032'768},
-        {"qwen2.5-1.5b", 1'543'714'304},   {"qwen2.5-3b", 3'085'938'688},    {"qwen2.5-7b", 7'615'616'512},
-        {"qwen2.5-14b", 14'770'033'664},   {"qwen3-0.6b", 596'049'920},      {"qwen3-1.7b", 1'720'574'976},
-        {"qwen3-4b", 4'022'468'096},       {"qwen3-8b", 8'190'735'360},      {"smollm3-3b", 3'075'098'624},
+        {"smollm2-135m", 134'515'008},      {"smollm2-360m", 361'821'120},    {"smollm2-1.7b", 1'711'376'384},
+        {"tinyllama-1.1b", 1'100'048'384},  {"llama3.2-1b", 1'235'814'400},   {"llama3.2-3b", 3'212'749'824},
+        {"llama3.1-8b", 8'030'261'248},     {"llama3.1-70b", 70'553'706'496}, {"llama3.1-405b", 405'853'388'800},
+        {"llama3-8b", 8'030'261'248},       {"llama3-70b", 70'553'706'496},   {"qwen2.5-0.5b", 494'032'768},
+        {"qwen2.5-1.5b", 1'543'714'304},    {"qwen2.5-3b", 3'085'938'688},    {"qwen2.5-7b", 7'615'616'512},
+        {"qwen2.5-14b", 14'770'033'664},    {"qwen3-0.6b", 596'049'920},      {"qwen3-1.7b", 1'720'574'976},
+        {"qwen3-4b", 4'022'468'096},        {"qwen3-8b", 8'190'735'360},      {"smollm3-3b", 3'075'098'624},
+        {"mistral-7b-v0.1", 7'241'732'096},
     };
     for (const auto& [name, count] : exact) {
         ModelConfig c = find_preset(name).config;
@@ -204,20 +205,29 @@ TEST(ConfigJson, RopeIsWhatTransformersComputes) {
     EXPECT_TRUE(contains(differences(plain, factor, "a", "b"), "attention_factor: 1 in a, 1.7 in b"));
 }
 
-TEST(ConfigJson, MistralWithoutAWindowIsALlama) {
+TEST(ConfigJson, MistralIsALlamaWithAWindow) {
     const auto mistral = [](const std::string& more) {
         std::string text = "{" + std::string(kRequired) + "," + more + "}";
         const size_t type = text.find("\"llama\"");
         return config_from_json(text.replace(type, 7, "\"mistral\""), "c.json");
     };
-    for (const char* window : {R"("sliding_window":null,"num_key_value_heads":4)",
-                               R"("sliding_window":2048,"max_position_embeddings":2048,"num_key_value_heads":4)"}) {
-        EXPECT_EQ(differences(read(R"("num_key_value_heads":4)"), mistral(window), "a", "b"), "") << window;
-        EXPECT_TRUE(contains(config_to_json(mistral(window), DType::f32), "LlamaForCausalLM"));
+    // Without one; with one that no sequence reaches; with one; where the file does not say
+    const std::tuple<const char*, int64_t, const char*, const char*> cases[] = {
+        {R"("sliding_window":null)", 0, "", "LlamaForCausalLM"},
+        {R"("sliding_window":2048,"max_position_embeddings":2048)", 2048, "", "MistralForCausalLM"},
+        {R"("sliding_window":64,"max_position_embeddings":128)", 64, "window: 0 in a, 64 in b\n",
+         "\"sliding_window\": 64"},
+        {R"("max_position_embeddings":8192)", 4096, "window: 0 in a, 4096 in b\n", "\"sliding_window\": 4096"}};
+    for (const auto& [fields, window, want, name] : cases) {
+        const std::string more = std::string(fields) + R"(,"num_key_value_heads":4)";
+        const ModelConfig c = mistral(more);
+        EXPECT_EQ(c.window, window) << fields;
+        EXPECT_EQ(differences(read(R"("num_key_value_heads":4)"), c, "a", "b"), want) << fields;
+        const std::string text = config_to_json(c, DType::f32);
+        EXPECT_TRUE(contains(text, name)) << text;
+        EXPECT_EQ(config_from_json(text, "again").window, window);
     }
-    EXPECT_TRUE(contains(error_of([&] { mistral(R"("rope_theta":1e6)"); }), "sliding_window = 4096"));
-    EXPECT_TRUE(contains(error_of([&] { mistral(R"("sliding_window":64,"max_position_embeddings":128)"); }),
-                         "sliding_window = 64"));
+    EXPECT_TRUE(contains(error_of([&] { mistral(R"("sliding_window":0)"); }), "sliding_window"));
 }
 
 // The same fields as another model_type.
@@ -278,6 +288,8 @@ TEST(ConfigJson, ArchitecturesRefuseWhatTheirClassesWouldCompute) {
     EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qk-norm with nope-every"));
     c.qk_norm = false, c.qkv_bias = true;
     EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with nope-every"));
+    c.nope_every = 0, c.window = 8;
+    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with window"));
 }
 
 TEST(ConfigJson, RefusesByName) {

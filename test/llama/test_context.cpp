@@ -23,6 +23,8 @@ struct ContextCase {
     DType dtype;
     bool documents;
     ContextExchange exchange = ContextExchange::gather;
+    int64_t window = 0;
+    bool masks() const { return documents || window > 0; }
 };
 
 using Bytes = std::vector<char>;
@@ -50,9 +52,11 @@ struct Whole {
     std::vector<int32_t> first_key;
 
     explicit Whole(const ContextCase& of) : c(of) {
-        for (int64_t b = 0; b < c.B && c.documents; ++b)
-            for (int64_t t = 0; t < c.T; ++t)
-                first_key.push_back(int32_t(t < 5 ? 0 : t < c.T / 2 + b ? 5 : c.T / 2 + b));
+        for (int64_t b = 0; b < c.B && c.masks(); ++b)
+            for (int64_t t = 0; t < c.T; ++t) {
+                const int64_t document = !c.documents || t < 5 ? 0 : t < c.T / 2 + b ? 5 : c.T / 2 + b;
+                first_key.push_back(int32_t(c.window > 0 ? std::max(document, t - c.window + 1) : document));
+            }
         AttentionShape s{c.B,
                          c.T,
                          c.T,
@@ -67,7 +71,7 @@ struct Whole {
                          c.T * o_row,
                          1 / std::sqrt(float(c.D)),
                          c.dtype};
-        if (c.documents) s.first_key = first_key.data(), s.first_key_batch = c.T;
+        if (c.masks()) s.first_key = first_key.data(), s.first_key_batch = c.T;
         std::vector<char> workspace(size_t(attention_backward_workspace(s)));
         char *k = qkv.data() + c.H * c.D * e, *dk = dqkv.data() + c.H * c.D * e;
         attention_forward_cpu({o.data(), lse.data(), qkv.data(), k, k + c.K * c.D * e, s});
@@ -113,17 +117,18 @@ TEST_P(Context, AttentionOfSharedSequencesIsThatOfWholeOnes) {
                                  .kv_heads = c.K,
                                  .head_dim = c.D,
                                  .dtype = c.dtype,
-                                 .exchange = c.exchange});
+                                 .exchange = c.exchange,
+                                 .window = c.window});
         const int64_t rows = context.own_rows(), n = c.B * rows, chunk = rows / 2;
         EXPECT_EQ(rows * c.ranks, c.T);
         const Bytes qkv = w.part(w.qkv, rank, w.row), d_o = w.part(w.d_o, rank, w.o_row);
         Bytes o(d_o.size()), dqkv(qkv.size(), char(0xff));
         std::vector<float> lse(size_t(n * c.H));
         std::vector<int32_t> first;
-        if (c.documents)
+        if (c.masks())
             w.for_each_row(rank,
                            [&](int64_t b, int64_t, int64_t t) { first.push_back(w.first_key[size_t(b * c.T + t)]); });
-        const int32_t* first_key = c.documents ? first.data() : nullptr;
+        const int32_t* first_key = c.masks() ? first.data() : nullptr;
         const Buffer workspace(kCpu, 2 * 4 * c.B * c.H * (rows + 64), MemKind::workspace, "attention backward");
 
         context.forward(compute, o.data(), lse.data(), qkv.data(), first_key);
@@ -175,14 +180,21 @@ INSTANTIATE_TEST_SUITE_P(Layouts, Context,
                                          ContextCase{2, 2, 256, 4, 2, 16, DType::f32, true, ContextExchange::ring},
                                          ContextCase{3, 2, 60, 2, 1, 8, DType::f32, false, ContextExchange::ring},
                                          ContextCase{4, 2, 64, 4, 2, 8, DType::f32, true, ContextExchange::ring},
-                                         ContextCase{4, 1, 128, 2, 1, 16, DType::bf16, false, ContextExchange::ring}));
+                                         ContextCase{4, 1, 128, 2, 1, 16, DType::bf16, false, ContextExchange::ring},
+                                         ContextCase{3, 2, 60, 2, 1, 8, DType::f32, true, ContextExchange::gather, 11},
+                                         // Chunks of 8: windows that end with a chunk, and one key before and after
+                                         ContextCase{4, 2, 64, 2, 1, 8, DType::f32, false, ContextExchange::ring, 8},
+                                         ContextCase{4, 2, 64, 2, 1, 8, DType::f32, false, ContextExchange::ring, 9},
+                                         ContextCase{4, 2, 64, 2, 1, 8, DType::f32, false, ContextExchange::ring, 10},
+                                         ContextCase{4, 1, 64, 2, 1, 8, DType::bf16, true, ContextExchange::ring, 3}));
 
 // Each token's loss of a model whose sequences `cp` ranks share, in the order of the whole batch.
-std::vector<float> losses_of_tokens(int cp, ContextExchange exchange) {
+std::vector<float> losses_of_tokens(int cp, ContextExchange exchange, int64_t window = 0) {
     constexpr int64_t B = 2, T = 48, V = 37;
     ModelConfig config;
     config.dim = 32, config.layers = 2, config.heads = 4, config.kv_heads = 2, config.head_dim = 8, config.ffn = 44;
     config.vocab = V, config.max_seq_len = T, config.init_std = 0.1;
+    config.window = window;
     config.resolve();
     std::vector<float> out(size_t(B * T));
     LoopbackHub hub(cp);
@@ -234,6 +246,22 @@ TEST(ContextModel, TokensHaveTheLossesOfOneRank) {
         }
     }
     set_gemm_cpu_uses_library(library);
+}
+
+TEST(ContextModel, TokensInAWindowHaveTheLossesOfOneRank) {
+    const std::vector<float> whole = losses_of_tokens(1, ContextExchange::gather);
+    for (const int64_t window : {1, 7, 12, 47, 48}) {
+        const std::vector<float> one = losses_of_tokens(1, ContextExchange::gather, window);
+        // The first tokens see all before them in any case, at the same bits.
+        for (size_t i = 0; i < one.size(); ++i)
+            EXPECT_EQ(one[i] == whole[i], int64_t(i % 48) < window) << window << " " << i;
+        for (const int cp : {2, 3})
+            for (const ContextExchange exchange : {ContextExchange::gather, ContextExchange::ring}) {
+                const std::vector<float> got = losses_of_tokens(cp, exchange, window);
+                for (size_t i = 0; i < one.size(); ++i)
+                    ASSERT_NEAR(got[i], one[i], 2e-6 * one[i]) << window << ", cp " << cp << ", token " << i;
+            }
+    }
 }
 
 // Sequences cp times as long on cp times the ranks: what is kept for the backward pass stays the same to the byte.

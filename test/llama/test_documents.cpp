@@ -65,14 +65,29 @@ TEST(Documents, ATokenEndsEach) {
     EXPECT_EQ(f.squares, 9 + 4 + 1 + 1 + 25);
 }
 
+// A window and documents: the later of the two first tokens; of a document as much counts as its tokens see.
+TEST(Documents, AWindowHidesWhatIsFurtherBack) {
+    const std::vector<int32_t> tokens{5, 6, 9, 7, 8, 8, 9, 1, 2, 3, 4, 5};
+    Ints starts(12), positions(12);
+    const int64_t squares =
+        find_documents({DocBoundary::bos, 9, 3}, tokens.data(), 1, 12, starts.data(), positions.data());
+    EXPECT_EQ(starts, (Ints{0, 0, 2, 2, 2, 3, 6, 6, 6, 7, 8, 9}));
+    EXPECT_EQ(positions, (Ints{0, 1, 0, 1, 2, 3, 0, 1, 2, 3, 4, 5}));
+    EXPECT_EQ(squares, 2 * 2 + (4 * 4 - 1) + (6 * 6 - 3 * 3));
+    EXPECT_EQ(attention_squares(12, 12), 144);
+    EXPECT_EQ(attention_squares(12, 11), 143);
+    EXPECT_EQ(attention_squares(12, 0), 144);
+}
+
 TEST(Documents, WithoutABoundaryARowIsOne) {
     const Found f = find(DocBoundary::none, {9, 9, 9, 9}, 1);
     EXPECT_EQ(f.starts, (Ints{0, 0, 0, 0}));
     EXPECT_EQ(f.squares, 16);
 }
 
-ModelConfig document_toy() {
+ModelConfig document_toy(int64_t window = 0) {
     ModelConfig c;
+    c.window = window;
     c.dim = 24, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
     c.init_std = 0.2;
     c.resolve();
@@ -85,8 +100,8 @@ struct Summed {
     Mesh mesh{kCpu};
     TrainingCore core;
 
-    explicit Summed(Recompute recompute, DType dtype = DType::f32)
-        : core(document_toy(),
+    explicit Summed(Recompute recompute, DType dtype = DType::f32, int64_t window = 0)
+        : core(document_toy(window),
                {.zero = {.param_dtype = dtype, .grad_dtype = DType::f32},
                 .adamw = {},
                 .stage = {.B = kB, .T = kT, .recompute = recompute, .logits_bytes = 4096}},
@@ -127,7 +142,7 @@ struct Summed {
 struct Packed {
     DocumentMask mask;
     Ints tokens, targets;
-    explicit Packed(DocBoundary boundary) : mask{boundary, 36} {
+    explicit Packed(DocBoundary boundary, int64_t window = 0) : mask{boundary, 36, window} {
         std::mt19937 rng(7);
         for (int64_t i = 0; i < Summed::kB * Summed::kT; ++i) {
             const bool doc = i == 1 || i == 20 || i == 21 || i == 47 || i == 48 || i == 80;
@@ -152,9 +167,11 @@ struct Packed {
 
 // Both add up the same fp32 terms, in another order where a document's place differs: sums of some 100 terms.
 TEST(Documents, PackedTrainsAsSeparately) {
-    for (const DocBoundary boundary : {DocBoundary::bos, DocBoundary::eos}) {
-        const Packed data(boundary);
-        Summed packed(Recompute::none), apart(Recompute::none), unmasked(Recompute::none);
+    for (const auto& [boundary, window] :
+         {std::pair<DocBoundary, int64_t>{DocBoundary::bos, 0}, {DocBoundary::eos, 0}, {DocBoundary::bos, 6}}) {
+        const Packed data(boundary, window);
+        Summed packed(Recompute::none, DType::f32, window), apart(Recompute::none, DType::f32, window),
+            unmasked(Recompute::none, DType::f32, window);
         packed.add(Summed::kB, Summed::kT, data.tokens, data.targets, data.mask);
         unmasked.add(Summed::kB, Summed::kT, data.tokens, data.targets, {});
         data.add_separately(apart);

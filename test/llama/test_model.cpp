@@ -163,7 +163,7 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
                          testing::Values("gqa", "tied", "llama3_rope", "linear_rope", "dynamic_rope", "yarn_rope",
-                                         "yarn_mscale_rope", "mistral", "qwen2", "qwen3", "smollm3"));
+                                         "yarn_mscale_rope", "mistral", "mistral_window", "qwen2", "qwen3", "smollm3"));
 
 // ---- the model against itself ---------------------------------------------------------------------------------------
 
@@ -310,8 +310,12 @@ TEST(Generate, RowsThatKernelsCantReadAreRefusedByName) {
 }
 
 TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
-    for (bool tied : {false, true}) {
-        TestModel m(model_toy(tied), 1, 20);
+    for (const auto& [tied, window] :
+         {std::pair<bool, int64_t>{false, 0}, {true, 0}, {false, 1}, {false, 5}, {true, 9}}) {
+        SCOPED_TRACE(window);
+        ModelConfig config = model_toy(tied);
+        config.window = window;
+        TestModel m(config, 1, 20);
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(1, 20, 2);
         const auto all = m.logits(batch);

@@ -294,6 +294,54 @@ TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
     EXPECT_EQ(seconds("a100-80g", 33), seconds("a100-80g", 0));
 }
 
+// Whole sequences, a chunk with all keys up to its end, and a ring's chunk of earlier keys: the time in a window over
+// that of a causal mask is what counting the pairs one by one gives.
+TEST(Plan, AttentionTakesTheTimeOfThePairsInTheWindow) {
+    Machine m = load_machine("h100-80g");
+    m.op_us = 0, m.memory_gbs = 1e12;
+    UnknownOps unknown;
+    Stream stream(Device{DeviceKind::cpu}, "compute");
+    for (const auto& [Tq, Tk, at] : {std::tuple<int, int, int>{96, 96, 0}, {32, 96, 64}, {32, 32, 64}})
+        for (const int window : {1, 20, 32, 33, 64, 95, 96, 200}) {
+            AttentionForward a;
+            a.shape.B = a.shape.H = a.shape.K = 4096, a.shape.Tq = Tq, a.shape.Tk = Tk, a.shape.q_at = at;
+            a.shape.D = 128, a.shape.dtype = DType::bf16;
+            AttentionBackward b;
+            b.shape = a.shape;
+            int all = 0, seen = 0;
+            for (int q = at; q < at + Tq; ++q)
+                for (int k = 0; k < std::min(Tk, q + 1); ++k) ++all, seen += k > q - window;
+            const auto time = [&](const OpCall& op, int64_t w) { return double(make_cost(m, unknown, w)(op, stream)); };
+            for (const OpCall& op : {OpCall{.type = &typeid(a), .args = &a}, OpCall{.type = &typeid(b), .args = &b}})
+                EXPECT_NEAR(time(op, window) / time(op, 0), double(seen) / all, 1e-6)
+                    << Tq << " " << at << " " << window;
+        }
+    ModelConfig c = config();
+    EXPECT_EQ(attention_flops_per_token(c, 64), 6.0 * 2 * 16 * 64);
+    c.window = 16;  // 64 x 64 / 2 without the 48 x 48 / 2 before the window
+    EXPECT_EQ(attention_flops_per_token(c, 64), 6.0 * 2 * 16 * (64 * 64 - 48 * 48) / 64);
+    EXPECT_EQ(attention_flops_per_token(c, 16), 6.0 * 2 * 16 * 16);
+}
+
+// A ring of two has ten causal pairs of chunks, of which rank 0, with the first and the last chunk, has five.
+TEST(Plan, ARingLeavesOutChunksBeforeTheWindow) {
+    const auto calls = [](const char* window) {
+        const TrainOptions o = options({"--seq-len", "32", "--cp", "2", "--cp-exchange", "ring", "--window", window});
+        PlannedJob job{.kind = DeviceKind::cpu, .ranks = 2};
+        int64_t n = 0;
+        job.cost = [&n](const OpCall& op, const Stream&) {
+            return n += op.as<AttentionForward>() != nullptr, Ticks(0);
+        };
+        job.alone = true;
+        plan_ranks(o, model_config(o, 0), job, 0);
+        return n;
+    };
+    const int64_t each = calls("0") / 5;
+    EXPECT_GT(each, 0);
+    for (const auto& [window, want] : {std::pair("18", 5), {"17", 4}, {"10", 4}, {"9", 3}, {"2", 3}, {"1", 2}})
+        EXPECT_EQ(calls(window), want * each) << window;
+}
+
 // Of tp 2 x pp 2 one rank of each stage is planned, and stands for its peer.
 TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     Machine m;

@@ -53,6 +53,12 @@ for cp in 2 3 4; do check "a ring of $cp" as ring$cp one $cp --cp $cp --cp-excha
 check "documents on one rank" train documents 1 "${mask[@]}"
 check "documents, cp 4" as documents4 documents 4 --cp 4 --zero 2 "${mask[@]}"
 check "documents, a ring of 4, ZeRO-3" as ring_documents documents 4 --cp 4 --cp-exchange ring --zero 3 --recompute block "${mask[@]}"
+check "a window on one rank" train window 1 --window 10
+check "a window, a ring of 4" as ring_window window 4 --cp 4 --cp-exchange ring --window 10
+check "a window, cp 2 x tp 2" as tp2cp2window window 4 --cp 2 --tp 2 --window 10
+check "a window and documents on one rank" train window_documents 1 --window 10 "${mask[@]}"
+check "a window and documents, cp 2, ZeRO-1" as cp2window_documents window_documents 2 --cp 2 --zero 1 --window 10 "${mask[@]}"
+check "  is another loss than without" eval '! close window one 2> /dev/null && ! close window_documents documents 2> /dev/null && ! close window_documents window 2> /dev/null'
 check "tp 2 x cp 2" as tp2cp2 one 4 --cp 2 --tp 2
 check "a pipeline's micro-batches on one rank" train micro 1 --grad-accum 4
 check "pp 2 x cp 2" as pp2cp2 micro 4 --cp 2 --pp 2 --grad-accum 4

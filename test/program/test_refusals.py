@@ -60,6 +60,7 @@ def make_files(program, folder):
                 "sliding_window": 4096,
             },
         ),
+        ("qwen", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}),
         ("olmo", {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}),
     ):
         shutil.copytree(at("model"), at(name))
