@@ -274,8 +274,9 @@ test-power-loss: train_llama $(FAULT_SHIM)
 # Poor surroundings crossed pairwise, in namespaces of their own (root).
 test-surroundings: train_llama
 	test/faults/surroundings.py ./train_llama $(if $(REPORT),--report $(REPORT))
+# MUTATIONS=3000: as many as asked for, however long.
 test-mutations: train_llama
-	test/faults/mutations.py ./train_llama --minutes 2
+	test/faults/mutations.py ./train_llama --seed $(or $(SEED),1) $(if $(MUTATIONS),--minutes 600 --cases $(MUTATIONS),--minutes 2)
 # The same with AddressSanitizer and UBSan (make test-full has a few without); MUTATIONS=5000 as many as asked for. Then a
 # few on the emulated GPU, whose kernels the sanitizers watch too (MUTATIONS_CUDA).
 test-mutations-asan: $(BUILD)/simt/asan/train_llama_simt

@@ -87,10 +87,9 @@ class Setting:
             code, output = "hang", late.stdout or b""
         return Start(code, output.decode(errors="replace"), time.monotonic() - began)
 
-    def train(self, out, *flags, **more):
-        return self.run(
-            [self.program, *TRAIN, *self.device, "--data", str(self.data), "--out", str(out), *flags], **more
-        )
+    def train(self, out, *flags, limit=(), **more):
+        command = [*limit, self.program, *TRAIN, *self.device, "--data", str(self.data), "--out", str(out), *flags]
+        return self.run(command, **more)
 
     def generate_command(self, folder):
         flags = "--prompt def --max-tokens 4 --temperature 0 --threads 1"

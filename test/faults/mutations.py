@@ -6,8 +6,8 @@
 A case damages one or a few files of a model's folder, a checkpoint or a folder of data: flips, zeros or cuts bytes, copies one
 part over another, grows or removes a file, replaces it by a folder, a link or another file, changes a number or a word in
 JSON; or it writes a --config file with values of every form for flags drawn at random, or a mix of data sets (--data a:0.5,b:0.5).
-Then generate, export, a fine-tuning, a resume, --print-config or a training is started on it, with at most 1.5 GiB of memory. Asked: one of the program's exit codes with a message,
-never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
+Then generate, export, a fine-tuning, a resume, --print-config or a training is started on it, with at most 1 GiB of memory
+beyond what it takes on whole folders. Asked: one of the program's exit codes with a message, never a signal or a sanitizer's report; a resume that ends with 0 has the weights of the undamaged run, or fell back and said
 so. With a program built with AddressSanitizer and UBSan (make build/simt/asan/train_llama_simt) every read out of bounds
 counts, and --device cuda runs its kernels too. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
 """
@@ -177,8 +177,8 @@ class Mutations:
         self.kinds = kinds.split(",") if kinds else KINDS
         text = setting.must(setting.run([setting.program, "--help-all"]))
         self.flags = re.findall(r"^ +--([a-z][-a-z0-9]*)", text, re.M)
-        # What a sanitizer's shadow takes counts too.
-        self.limit = [] if "asan" in setting.program else ["prlimit", f"--data={3 << 29}"]
+        # 256 to 400 MiB on whole folders, and 1 GiB. What a sanitizer's shadow takes would count too.
+        self.limit = [] if "asan" in setting.program else ["prlimit", f"--data={1424 << 20}"]
 
     def run(self, number, keep=False):
         chance = random.Random(f"{self.seed} {number}")
@@ -230,7 +230,7 @@ class Mutations:
             command = all_faults.export_command(s.program, target, folder / "to.gguf")
             return s.run([*self.limit, *command, "--format", "gguf"])
         if kind == "resume":
-            return s.resume(target)
+            return s.resume(target, limit=self.limit)
         short = [*"--seq-len 32 --batch 1 --steps 1 --val-every 0 --val-tokens 64".split(), *s.device]
         if kind == "tune":
             return s.run([*self.limit, s.program, "--init-from", str(target), "--data", str(s.data), *short])
@@ -242,7 +242,7 @@ class Mutations:
         if re.search(r"Sanitizer|runtime error:", done.output):
             return "a sanitizer's report"
         if "out of memory" in done.output or "bad_alloc" in done.output:
-            return "takes more than 1.5 GiB"
+            return "takes more than 1 GiB beyond its due"
         if re.search("[\x00-\x08\x0b-\x1f\x7f]", done.output) and kind != "generate":
             return "prints control characters"
         if done.code not in self.setting.exit_codes:
