@@ -70,6 +70,10 @@ endif
 comma := ,
 BASE_CXXFLAGS := -std=c++20 $(OPT) $(DEBUG_INFO) -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
                  -fno-trapping-math -I. -MMD -MP
+# Clang does not know all of these warnings and pragmas.
+ifneq ($(findstring clang,$(CXX)),)
+BASE_CXXFLAGS += -Wno-unknown-warning-option -Wno-unknown-pragmas -Wno-pass-failed
+endif
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
 VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' 2>/dev/null || echo v0.1))

@@ -13,8 +13,9 @@
 // Each pass is a namespace of its own, compiled under `#pragma GCC target`, which templates, lambdas and OpenMP regions
 // inherit (target_clones reaches none of them, and its ifunc resolvers crash under ThreadSanitizer). A pass defines
 // RZ_SIMD_WIDTH, the bytes of a vector register. A source that defines RZ_SIMD_WANT_BF16 is compiled once more for CPUs
-// with bf16 instructions, with RZ_SIMD_BF16. Results may differ between instruction sets in the last bits (order of
-// reductions, fused multiply-add), never between runs or numbers of threads.
+// with bf16 instructions, with RZ_SIMD_BF16. Clang's pragmas do not reach lambdas and OpenMP regions: it compiles the
+// baseline alone. Results may differ between instruction sets in the last bits (order of reductions, fused
+// multiply-add), never between runs or numbers of threads.
 //
 // No #pragma once: included once per pass.
 
@@ -24,10 +25,14 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "kernels/cpu/simd_level.h"
+
 #define RZ_INLINE inline __attribute__((always_inline))
 
 #if defined(__x86_64__)
 #include <immintrin.h>
+#endif
+#ifdef RZ_SIMD_PASSES
 #ifdef RZ_SIMD_WANT_BF16
 #define RZ_SIMD_PASS avx512_bf16
 #define RZ_SIMD_WIDTH 64
@@ -67,8 +72,7 @@
 #undef RZ_SIMD_WIDTH
 
 #ifndef RZ_SIMD_CALL
-#include "kernels/cpu/simd_level.h"
-#if defined(__x86_64__)
+#ifdef RZ_SIMD_PASSES
 #define RZ_SIMD_CALL_PLAIN(fn, ...)                                                \
     (::rz::simd_level() >= ::rz::SimdLevel::avx512 ? ::rz::avx512::fn(__VA_ARGS__) \
      : ::rz::simd_level() == ::rz::SimdLevel::avx2 ? ::rz::avx2::fn(__VA_ARGS__)   \
@@ -76,7 +80,7 @@
 #else
 #define RZ_SIMD_CALL_PLAIN(fn, ...) ::rz::baseline::fn(__VA_ARGS__)
 #endif
-#if defined(__x86_64__) && defined(RZ_SIMD_WANT_BF16)
+#if defined(RZ_SIMD_PASSES) && defined(RZ_SIMD_WANT_BF16)
 #define RZ_SIMD_CALL(fn, ...)                                                                \
     (::rz::simd_level() == ::rz::SimdLevel::avx512_bf16 ? ::rz::avx512_bf16::fn(__VA_ARGS__) \
                                                         : RZ_SIMD_CALL_PLAIN(fn, __VA_ARGS__))

@@ -59,7 +59,7 @@ RZ_INLINE void philox_groups(uint32_t* words, uint64_t seed, uint64_t group, uin
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; ++v) {
         const VecWide low = (c0[v] & 0xffffffffu) | (c1[v] << 32), high = (c2[v] & 0xffffffffu) | (c3[v] << 32);
-        const VecWide halves[2] = {__builtin_shuffle(low, high, begin), __builtin_shuffle(low, high, end)};
+        const VecWide halves[2] = {shuffled(low, high, begin), shuffled(low, high, end)};
         __builtin_memcpy(words + v * 4 * kGroups, halves, sizeof halves);
     }
 }

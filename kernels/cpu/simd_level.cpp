@@ -9,7 +9,7 @@
 namespace rz {
 
 static SimdLevel best_level() {
-#if defined(__x86_64__)
+#ifdef RZ_SIMD_PASSES
     __builtin_cpu_init();
     const bool v3 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("bmi") &&
                     __builtin_cpu_supports("bmi2") && __builtin_cpu_supports("f16c") &&

@@ -137,12 +137,25 @@ RZ_INLINE void for_vectors(int64_t n, F&& body) {
     if (i < n) body(i, SomeLanes{n - i});
 }
 
+// Lane i is lane order[i] of a and, behind it, b.
+template <class V, class Order>
+RZ_INLINE V shuffled(V a, V b, Order order) {
+#ifdef __clang__
+    constexpr auto n = sizeof(V) / sizeof a[0];
+    V y;
+    for (size_t i = 0; i < n; ++i) y[i] = order[i] < n ? a[order[i]] : b[order[i] - n];
+    return y;
+#else
+    return __builtin_shuffle(a, b, order);
+#endif
+}
+
 // x with lanes i and i ^ distance swapped
 template <int distance>
 RZ_INLINE Vec swapped(Vec x) {
     VecBits order;
     for (uint32_t i = 0; i < kLanes; ++i) order[i] = i ^ distance;
-    return __builtin_shuffle(x, order);
+    return shuffled(x, x, order);
 }
 
 // Transposes a square of kLanes vectors: at each power of two the off-diagonal quarters change places.
@@ -157,8 +170,8 @@ RZ_INLINE void transpose(Vec (&x)[kLanes]) {
     for (int i = 0; i < kLanes; ++i)
         if (!(i & distance)) {
             const Vec a = x[i], b = x[i | distance];
-            x[i] = __builtin_shuffle(a, b, upper);
-            x[i | distance] = __builtin_shuffle(a, b, lower);
+            x[i] = shuffled(a, b, upper);
+            x[i | distance] = shuffled(a, b, lower);
         }
     if constexpr (2 * distance < kLanes) transpose<2 * distance>(x);
 }
