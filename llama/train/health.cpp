@@ -36,8 +36,9 @@ void Health::hold_folder(const TrainOptions& o) {
 
 // What the hook holds outlives this object: it is called when an error has left main's function already.
 void Health::report_failures() {
-    process_.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) {
+    process_.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) mutable {
         status->failed(code, reason);
+        if (code == kExitRequest) lock.reset();  // of several ranks each ends without a destructor
     });
 }
 
@@ -53,6 +54,7 @@ void Health::take_folder(const TrainOptions& o) {
         report_failures();
     }
     if (process_.is_root() && !o.out.empty()) {
+        lock_->writes();
         if (o.overwrite) {
             if (const std::string to = set_aside(o.out); !to.empty())
                 std::printf("moved    the earlier run to %s\n", to.c_str());

@@ -99,7 +99,10 @@ void pause(double seconds) { usleep(useconds_t(seconds * 1e6)); }
 void RunLock::pretend(Pretend p) { pretended = p; }
 
 RunLock::RunLock(const std::string& folder, double patience, double lease)
-    : folder_(folder), path_(folder + "/run.lock.owner") {
+    : folder_(folder),
+      path_(folder + "/run.lock.owner"),
+      folder_before_(before(folder)),
+      flock_before_(before(folder + "/run.lock")) {
     make_folder(folder);
     char when[64] = {};
     const time_t now = time(nullptr);
@@ -120,6 +123,12 @@ RunLock::RunLock(const std::string& folder, double patience, double lease)
         beats_ = -1;  // never taken for dead
         beat();
     }
+}
+
+RunLock::Before RunLock::before(const std::string& path) {
+    struct stat there;
+    if (again([&] { return lstat(path.c_str(), &there); }) != 0) return {};
+    return {true, {there.st_atim, there.st_mtim}};
 }
 
 void RunLock::refuse(const std::string& owner, const std::string& remedy) const {
@@ -297,10 +306,19 @@ RunLock::~RunLock() {
     ends_.notify_all();
     if (thread_.joinable()) thread_.join();
     if (same_file(fd_, path_)) unlink(path_.c_str());
-    // The flock file stays: who has opened it already must find the same file.
-    if (locked_ && again([&] { return ftruncate(flock_, 0); }) != 0) std::perror((folder_ + "/run.lock").c_str());
+    // The flock file stays: who has opened it already must find the same file. Where it is new and nothing was written
+    // it goes while it is locked, and who waits for it is told so.
+    const std::string file = folder_ + "/run.lock";
+    if (!writes_ && !flock_before_.there) unlink(file.c_str());
+    if (locked_ && again([&] { return ftruncate(flock_, 0); }) != 0) std::perror(file.c_str());
     close(fd_);
     close(flock_);
+    if (writes_) return;
+    if (flock_before_.there) utimensat(AT_FDCWD, file.c_str(), flock_before_.times, AT_SYMLINK_NOFOLLOW);
+    if (folder_before_.there)
+        utimensat(AT_FDCWD, folder_.c_str(), folder_before_.times, 0);
+    else
+        rmdir(folder_.c_str());
 }
 
 }  // namespace rz

@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <ctime>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -33,6 +34,10 @@ class RunLock {
     bool held();
     std::string lost() const;  // what to say then
 
+    // This start writes into the folder. One that never says so leaves the folder and run.lock as they were, times and
+    // all, or absent.
+    void writes() { writes_ = true; }
+
     // From now on (tests): this file system has no flock, or each process has a flock and a host of its own.
     enum class Pretend { nothing, no_flock, own_host };
     static void pretend(Pretend);
@@ -52,7 +57,14 @@ class RunLock {
     std::string since_;
     int flock_ = -1, fd_ = -1;  // fd_: the owner's file
     bool locked_ = false;       // by flock
-    int64_t looked_ = 0;        // seconds of the steady clock
+    bool writes_ = false;
+    struct Before {
+        bool there;
+        timespec times[2];  // as utimensat takes them
+    };
+    static Before before(const std::string& path);
+    const Before folder_before_, flock_before_;
+    int64_t looked_ = 0;  // seconds of the steady clock
     std::atomic<int64_t> beats_ = 0;
     mutable std::mutex mutex_;  // of fd_
     std::condition_variable ends_;

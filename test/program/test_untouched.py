@@ -5,7 +5,7 @@
 
 Draws N starts (24) of a finished run, a stopped one, one whose checkpoints are gone and a folder that is not there, each with
 a request that must be refused, beside flags that matter to nobody; compares the names, contents and times of
-all files before and after. Only the lock may be there. Ends with "N passed, N failed".
+all files and folders before and after. Ends with "N passed, N failed".
 """
 
 import argparse
@@ -42,6 +42,7 @@ RESUMED = [
     ("--resume 2 --seq-len 64", "do not divide"),
     ("--resume 2 --tp-wire bf16", "--tp"),
     ("--resume nowhere", "holds checkpoints"),
+    ("--resume 2 --ranks 2 --batch-tokens 32", "does not divide"),
 ]
 BEGUN = [
     ("{new}", "holds"),
@@ -50,6 +51,7 @@ BEGUN = [
     ("{new} --overwrite --cuda-graphs on", "--cuda-graphs"),
     ("{new} --overwrite --seq-len 100000", "--seq-len"),
     ("{new} --overwrite --threads 999999", "--threads"),
+    ("{new} --overwrite --ranks 2 --seq-len 100000", "--seq-len"),
 ]
 # No request that would be refused again, but a file that is not there yet: 70. The record of a finished run stays.
 MISSING = [
@@ -62,16 +64,13 @@ HARMLESS = ["", "--log-every 2", "--save-every 1", "--keep 3", "--keep-every 2",
 
 
 def picture(folder):
-    """Every name below a folder, with what it holds and when it was written; folders by their names."""
+    """A folder and every name below it, with what it holds and when it was written: no find -newer sees a change."""
     found = {}
-    for path in sorted(folder.rglob("*")):
+    for path in [folder, *folder.rglob("*")] if folder.exists() else []:
         name = str(path.relative_to(folder))
-        if name.startswith("run.lock"):
-            continue
         there = path.lstat()
-        found[name] = (
-            "folder" if path.is_dir() else (hashlib.sha256(path.read_bytes()).hexdigest(), there.st_ino, there.st_mtime_ns)
-        )
+        content = "folder" if path.is_dir() else hashlib.sha256(path.read_bytes()).hexdigest()
+        found[name] = (content, there.st_ino, there.st_mtime_ns)
     return found
 
 
