@@ -328,7 +328,7 @@ uninstall:
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 
-.PHONY: deps onednn quickstart reproduce lint reconfigure clean help
+.PHONY: deps onednn quickstart reproduce reproduce-run lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
 # For clangd and its like: how the host's sources are compiled. Link it to where the editor looks.
@@ -343,8 +343,11 @@ onednn:
 	@rm -f $(CONFIG)
 quickstart:
 	@dev/run/quickstart.sh
-reproduce: train_llama
-	@dev/run/reproduce.py $(if $(TEXT),--text $(TEXT)) $(REPRODUCE)
+# On the CPU, without the CUDA half, whose kernels take minutes to compile.
+reproduce:
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) CUDA=0 reproduce-run
+reproduce-run: $(OBJ)/train_llama
+	@dev/run/reproduce.py --program $< $(if $(TEXT),--text $(TEXT)) $(REPRODUCE)
 reconfigure:
 	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory $(CONFIG)

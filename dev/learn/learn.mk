@@ -73,9 +73,11 @@ lesson-check: $(if $(LESSON),$(LEARN)/$(LESSON)/mine)
 	@$<
 
 # dev/learn/speedrun/README.md
-.PHONY: speedrun
-speedrun: train_llama
-	@dev/learn/speedrun/speedrun.py --seeds $(or $(SEEDS),5) $(if $(RECORD),--record)
+.PHONY: speedrun speedrun-run
+speedrun:
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) CUDA=0 speedrun-run
+speedrun-run: $(OBJ)/train_llama
+	@dev/learn/speedrun/speedrun.py --program $< --seeds $(or $(SEEDS),5) $(if $(RECORD),--record)
 
 # What pages say between marks beside what the program prints (dev/build/pages.py).
 .PHONY: pages
