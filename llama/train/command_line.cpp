@@ -24,64 +24,108 @@ static CLI::Option* add_row(CLI::App& app, const OptionRow& row) {
     return option;
 }
 
-// What other trainers call it.
-static const std::map<std::string, std::string> kSynonyms = {
-    {"learning-rate", "--lr"},
-    {"max-lr", "--lr"},
-    {"epochs", "--steps (an epoch is the data's tokens / --batch-tokens steps)"},
-    {"num-epochs", "--steps (an epoch is the data's tokens / --batch-tokens steps)"},
-    {"max-steps", "--steps"},
-    {"iters", "--steps"},
-    {"max-iters", "--steps"},
-    {"num-iterations", "--steps"},
-    {"gradient-accumulation-steps", "--grad-accum"},
-    {"accumulation-steps", "--grad-accum"},
-    {"batch-size", "--batch"},
-    {"micro-batch-size", "--batch"},
-    {"global-batch-size", "--batch-tokens (in tokens)"},
-    {"block-size", "--seq-len"},
-    {"context-length", "--seq-len"},
-    {"sequence-length", "--seq-len"},
-    {"grad-clip", "--max-grad-norm"},
-    {"bf16", "--dtype bf16"},
-    {"precision", "--dtype"},
-    {"gradient-checkpointing", "--recompute block"},
-    {"activation-checkpointing", "--recompute block"},
-    {"fsdp", "--zero 3"},
-    {"zero-stage", "--zero"},
-    {"pipeline-parallel-size", "--pp"},
-    {"out-dir", "--out"},
-    {"eval-interval", "--val-every, or --eval-every for tasks"},
-    {"model", "--preset, or --init-from for weights"},
-    {"load", "--init-from"},
-    {"gpus", "mpirun -n N ./train_llama ..."},
-    {"num-gpus", "mpirun -n N ./train_llama ..."},
-    {"nproc", "mpirun -n N ./train_llama ..."},
-    {"eval-steps", "--val-every, or --eval-every for tasks"},
-    {"eval-iters", "--val-tokens"},
-    {"validation-freq", "--val-every"},
-    {"bs", "--batch"},
-    {"per-device-train-batch-size", "--batch"},
-    {"local-batch-size", "--batch"},
-    {"micro-batch", "--batch"},
-    {"sequence-len", "--seq-len"},
-    {"max-seq-length", "--seq-len"},
-    {"dry-run", "--print-config, or train_llama plan"},
-    {"fp16", "--dtype fp16"},
-    {"fp32", "--dtype fp32"},
-    {"temp", "--temperature of train_llama generate"},
-    {"greedy", "--temperature 0 of train_llama generate"},
-    {"decay-lr", "--lr-schedule"},
-    {"lr-scheduler-type", "--lr-schedule"},
-    {"save-interval", "--save-every"},
-    {"resume-from-checkpoint", "--resume"},
-    {"tensor-parallel-degree", "--tp"},
-    {"pipeline-parallel-degree", "--pp"},
-    {"context-parallel-degree", "--cp"},
-    {"report-to", "--wandb PROJECT"},
-    {"wandb-project", "--wandb"},
-    {"nproc-per-node", "mpirun -n N ./train_llama ..."},
+// Our name of a flag, and what other trainers call it; `command`: that command's flags only.
+struct Synonyms {
+    const char* ours;
+    const char* others;
+    const char* command = "";
 };
+static constexpr Synonyms kSynonyms[] = {
+    {"--lr", "learning-rate max-lr peak-lr"},
+    {"--steps (an epoch is the data's tokens / --batch-tokens steps)", "epochs num-epochs num-train-epochs"},
+    {"--steps", "max-steps iters max-iters num-iterations train-steps total-steps"},
+    {"--grad-accum", "gradient-accumulation-steps accumulation-steps"},
+    {"--batch",
+     "batch-size micro-batch-size micro-batch bs device-batch-size train-batch-size "
+     "per-device-train-batch-size local-batch-size"},
+    {"--batch-tokens (in tokens)", "global-batch-size total-batch-size"},
+    {"--seq-len",
+     "block-size context-length context-size ctx-len sequence-length sequence-len "
+     "max-seq-length max-length model-max-length"},
+    {"--layers", "n-layer n-layers num-layers num-hidden-layers depth"},
+    {"--heads", "n-head n-heads num-heads num-attention-heads"},
+    {"--kv-heads", "n-kv-heads num-kv-heads num-key-value-heads"},
+    {"--dim", "n-embd hidden-size hidden-dim d-model embed-dim"},
+    {"--ffn", "intermediate-size ffn-dim"},
+    {"--max-grad-norm", "grad-clip clip-grad gradient-clipping gradient-clip-val"},
+    {"--warmup (in steps)", "warmup-ratio"},
+    {"--weight-decay", "wd"},
+    {"--lr-schedule", "decay-lr lr-scheduler lr-scheduler-type scheduler"},
+    {"--dtype", "precision mixed-precision"},
+    {"--dtype bf16", "bf16"},
+    {"--dtype fp16", "fp16 half"},
+    {"--dtype fp32", "fp32"},
+    {"--recompute block",
+     "gradient-checkpointing activation-checkpointing activation-checkpoint checkpoint-activations"},
+    {"--zero 3", "fsdp"},
+    {"--zero", "zero-stage deepspeed"},
+    {"--tp", "tensor-parallel-degree tensor-parallel-size tensor-model-parallel-size"},
+    {"--pp", "pipeline-parallel-degree pipeline-parallel-size"},
+    {"--cp", "context-parallel-degree context-parallel-size"},
+    {"--ranks N, or mpirun -n N ./train_llama ...",
+     "gpus num-gpus n-gpus devices num-devices world-size nproc nproc-per-node num-processes"},
+    {"--device cpu", "cpu"},
+    {"--device cuda", "cuda gpu"},
+    {"--out", "out-dir save-dir checkpoint-dir"},
+    {"--val-every, or --eval-every for tasks", "eval-interval eval-steps"},
+    {"--val-every", "validation-freq val-interval"},
+    {"--val-tokens", "eval-iters"},
+    {"--save-every", "save-interval checkpoint-interval"},
+    {"--log-every", "log-interval logging-interval"},
+    {"--resume", "resume-from-checkpoint resume-from"},
+    {"--resume, or --init-from for weights alone", "checkpoint ckpt"},
+    {"--preset, or --init-from for weights", "model"},
+    {"--init-from", "load base-model model-name-or-path model-path model-name pretrained"},
+    {"--data", "dataset dataset-path data-dir data-path dataset-name"},
+    {"--tokenizer", "tokenizer-path tokenizer-name"},
+    {"--wandb PROJECT", "report-to wandb-project"},
+    {"--print-config, or train_llama plan", "dry-run"},
+    {"--temperature of train_llama generate", "temp"},
+    {"--temperature 0 of train_llama generate", "greedy"},
+    {"--max-tokens of train_llama generate", "max-new-tokens"},
+    {"--top-k of train_llama generate", "top-k"},
+    {"--top-p of train_llama generate", "top-p"},
+    {"--from of train_llama generate", "from"},
+    {"--from", "model m model-path model-name-or-path checkpoint ckpt load init-from out", "generate"},
+    {"--temperature", "temp", "generate"},
+    {"--temperature 0", "greedy do-sample", "generate"},
+    {"--max-tokens", "max-new-tokens max-length n-predict num-tokens length", "generate"},
+    {"--num-samples", "n num-return-sequences batch-size batch bs", "generate"},
+    {"--prompt", "text input", "generate"},
+    {"--gpus", "num-gpus ranks world-size devices", "plan"},
+    {"--gpu", "gpu-type machine device gpu-name", "plan"},
+    {"--preset", "model", "plan"},
+    {"--from", "model checkpoint ckpt", "export"},
+    {"--to", "output out out-dir output-dir outfile", "export"},
+    {"--format", "outtype type", "export"},
+};
+
+// Commands elsewhere.
+static constexpr Synonyms kCommands[] = {
+    {"train_llama without a command", "train pretrain run fit"},
+    {"train_llama --init-from MODEL", "finetune fine-tune sft"},
+    {"train_llama --out RUN --resume auto", "resume continue"},
+    {"train_llama generate --chat --interactive", "chat"},
+    {"train_llama generate", "sample infer inference complete predict gen"},
+    {"train_llama export", "convert save serve"},
+    {"train_llama eval", "evaluate test benchmark bench validate"},
+    {"train_llama average", "merge"},
+    {"train_llama plan", "estimate memory"},
+    {"--presets", "presets list models"},
+    {"--version", "version"},
+    {"--print-config", "info config"},
+    {"python3 data_prep/prepare.py", "prepare tokenize data"},
+};
+
+// "" where nobody calls it so.
+static std::string ours(std::span<const Synonyms> all, const std::string& name, const std::string& command) {
+    for (const Synonyms& s : all) {
+        std::istringstream others(s.others);
+        for (std::string other; s.command == command && others >> other;)
+            if (other == name) return s.ours;
+    }
+    return "";
+}
 
 // The words as CLI11 takes them: each flag by its own name, each value a word by itself, also an empty one. They end
 // where help is asked for. `told` gets a line for each former name.
@@ -133,7 +177,9 @@ static std::string did_you_mean(const CLI::App& app, const std::string& unknown)
     std::string name = unknown.substr(0, unknown.find('='));
     std::string bare = name.substr(std::min(name.find_first_not_of('-'), name.size()));
     std::replace(bare.begin(), bare.end(), '_', '-');
-    if (const auto known = kSynonyms.find(bare); known != kSynonyms.end()) return known->second;
+    const std::string command = app.get_name().substr(app.get_name().rfind(' ') + 1);  // also "train_llama plan"
+    if (const std::string known = ours(kSynonyms, bare, command); !known.empty()) return known;
+    if (const std::string known = ours(kSynonyms, bare, ""); !known.empty() && !app.get_parent()) return known;
     std::vector<std::string> names;
     for (const CLI::Option* option : app.get_options())
         for (const std::string& n : option->get_lnames()) names.push_back("--" + n);
@@ -266,20 +312,40 @@ class ConfigFile : public CLI::ConfigTOML {
     mutable std::map<std::string, int> lines_;  // by key
 };
 
+// A line for each word that no flag and no command has taken; a word after an unknown flag is its value.
+static std::string unexpected(const CLI::App& app) {
+    std::string text;
+    bool value = false;
+    for (const std::string& word : app.remaining()) {
+        const bool flag = word.starts_with("-");
+        std::string line = word.substr(0, flag ? word.find('=') : word.npos) + " is no flag";
+        if (flag)
+            line += question(did_you_mean(app, word));
+        else if (value)
+            line.clear();
+        else if (const std::string meant = app.get_parent() ? "" : ours(kCommands, word, ""); !meant.empty())
+            line = word + " is no command" + question(meant);
+        else
+            line += " and no command";
+        if (!line.empty()) text += (text.empty() ? "" : "  ") + line + "\n";
+        value = flag && word.find('=') == word.npos;
+    }
+    return text;
+}
+
 static int report(const CLI::App& app, const CLI::ParseError& error, const ConfigFile& config) {
     if (error.get_exit_code() == 0) {
         app.exit(error);
         return 0;
     }
-    std::string text = std::string("train_llama: ") + error.what() + "\n";
-    if (dynamic_cast<const CLI::ExtrasError*>(&error)) {
-        for (const std::string& word : app.remaining())
-            if (word.rfind("-", 0) == 0) text += "  " + word + " is no flag" + question(did_you_mean(app, word)) + "\n";
-    }
+    std::string text = error.what() + std::string("\n");
+    if (dynamic_cast<const CLI::ExtrasError*>(&error)) text = unexpected(app);
+    if (dynamic_cast<const CLI::RequiredError*>(&error))  // its name may be another's, as --model for --from
+        if (const std::string others = unexpected(app); !others.empty()) text = others + "  " + text;
     text += config.origin(error.what());
     if (dynamic_cast<const CLI::ConfigError*>(&error))
         text += "  the keys of a --config file are the flags without dashes\n";
-    say_once(text + "  --help-all lists every flag with its default\n");
+    say_once("train_llama: " + text + "  --help-all lists every flag with its default\n");
     return kExitRequest;
 }
 

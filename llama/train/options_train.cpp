@@ -128,10 +128,9 @@ static bool read_ramp(const std::string& text, std::vector<TrainOptions::RampSta
 
 static void add_guards(OptionGroup g, TrainOptions& o) {
     g.checked(
-         "--time-limit", Keeps::no, "TIME",
-         "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
-         wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); })
-        .basic();
+        "--time-limit", Keeps::no, "TIME",
+        "Time after which the run has saved and stopped (exit code 75): 90m, 3h30m, seconds. [Slurm's end of the job]",
+        wrong_duration, [&o](const std::string& text) { o.time_limit = parse_duration(text); });
     g.count("--max-skips", Keeps::always, o.max_skips, 0, kBig,
             "Number of non-finite steps in a row, each skipped, that end the run with exit code 72. 0: never.");
     g.real("--spike-z", Keeps::always, o.spike_z, 0, 1e6,
@@ -179,11 +178,9 @@ static void add_data(std::vector<OptionRow>& rows, TrainOptions& o) {
               "Other shares from a step on: 1000:0.5,0.5;2000:0.2,0.8.", "STEP:SHARES;...");
     data.text("--train-data", Keeps::always, o.train_data,
               "Training shards, instead of --data: files or globs, comma-separated.")
-        .basic()
         .is_list = true;
-    data.text("--val-data", Keeps::always, o.val_data, "Validation shards: files or globs, comma-separated.")
-        .basic()
-        .is_list = true;
+    data.text("--val-data", Keeps::always, o.val_data, "Validation shards: files or globs, comma-separated.").is_list =
+        true;
     data.text("--tokenizer", Keeps::always, o.tokenizer,
               "Tokenizer for samples: a tokenizer.json. [the data folder's]");
     data.on_off("--raw16", Keeps::always, o.raw16, "Read shards without a header as uint16 tokens (nanoGPT).");
@@ -271,9 +268,8 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.real("--lr", Keeps::always, o.lr, 0, 1e3, "Peak learning rate. With --init-from, unless it is given: 5e-05.")
         .basic();
     adam.choice(
-            "--lr-schedule", Keeps::always, o.decay,
-            "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.")
-        .basic();
+        "--lr-schedule", Keeps::always, o.decay,
+        "Learning rate after the warm-up. wsd: the peak, then a decay by 1 - sqrt in the last --cooldown steps.");
     adam.real("--min-lr", Keeps::always, o.min_lr, -1, 1e3, "Learning rate of the last step. -1: lr / 10.");
     adam.count("--cooldown", Keeps::always, o.cooldown, -1, kBig,
                "Number of steps of wsd's decay. -1: a fifth of the run.");
@@ -609,7 +605,6 @@ static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
         .also("save-steps");
     keep.whole("--keep", Keeps::always, o.keep, 0, 1 << 20,
                "Number of newest checkpoints that stay, at least 2. 0: all.")
-        .basic()
         .wrong = [](const std::string& text) {
         return text == "1" ? "1 would leave none while the next is written; nearest valid value: 2"
                            : wrong_whole_number(text, 0, 1 << 20);
