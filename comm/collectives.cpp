@@ -68,8 +68,9 @@ void Collectives::all_reduce(Stream& stream, const AllReduce& a) {
             return;
         }
         do_all_reduce(stream, a);
-        if (!uses_transport())
-            transport_.count_sent(scatter_bytes(a.offsets, a.wire) + gather_bytes(a.offsets, a.dtype));
+        if (uses_transport()) return;
+        const bool gathers = gather_moves(a.out, a.offsets.back() * size_of(a.dtype));
+        transport_.count_sent(scatter_bytes(a.offsets, a.wire) + (gathers ? gather_bytes(a.offsets, a.dtype) : 0));
     });
 }
 
@@ -94,7 +95,8 @@ void Collectives::all_gather(Stream& stream, const AllGather& a) {
             stream.copy(own, a.in, count(a.offsets, rank()) * size_of(a.dtype));
         if (size() == 1) return;
         do_all_gather(stream, a);
-        if (!uses_transport()) transport_.count_sent(gather_bytes(a.offsets, a.dtype));
+        if (!uses_transport() && gather_moves(a.out, a.offsets.back() * size_of(a.dtype)))
+            transport_.count_sent(gather_bytes(a.offsets, a.dtype));
     });
 }
 
@@ -104,7 +106,7 @@ void Collectives::broadcast(Stream& stream, void* data, int64_t bytes, int root)
     measured(stream, "broadcast", bytes, [&] {
         if (size() == 1) return;
         do_broadcast(stream, data, bytes, root);
-        if (!uses_transport() && wrap(rank() + 1) != root) transport_.count_sent(bytes);
+        if (!uses_transport() && wrap(rank() + 1) != root && gather_moves(data, bytes)) transport_.count_sent(bytes);
     });
 }
 

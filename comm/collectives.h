@@ -127,6 +127,8 @@ class Collectives {
     // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the
     // ring's bytes.
     virtual bool uses_transport() const { return true; }
+    // Whether a gather to out[0..bytes) moves anything: nothing moves where all ranks have that memory in common.
+    virtual bool gather_moves(const void* /*out*/, int64_t /*bytes*/) const { return true; }
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }

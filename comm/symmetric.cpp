@@ -204,6 +204,10 @@ class Symmetric : public Collectives {
 
    protected:
     bool uses_transport() const override { return false; }
+    bool gather_moves(const void* out, int64_t bytes) const override {
+        const SharedMemory* window = window_of(out, bytes);
+        return !window || window->stride() != 0;
+    }
     void do_all_reduce(Stream& stream, const AllReduce& a) override;
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override;
     void do_all_gather(Stream& stream, const AllGather& a) override;

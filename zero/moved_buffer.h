@@ -26,8 +26,8 @@ class MovedBuffer {
         }
         data_ = shared->part(group.shared_rank());
         RankContext* context = streams.device.context;
-        const bool in_common = shared->stride() == 0;
-        if (!context || (in_common && group.rank() != 0)) return;
+        in_common_ = shared->stride() == 0;
+        if (!context || (in_common_ && group.rank() != 0)) return;
         const DeviceKind where = streams.device.kind;
         context->memory.add(where, kind, bytes_);
         counted_ = {context, [bytes = bytes_, where, kind](RankContext* c) { c->memory.remove(where, kind, bytes); }};
@@ -39,11 +39,13 @@ class MovedBuffer {
     void* data() const { return data_; }
     char* bytes_at(int64_t offset) const { return data_ + offset; }
     int64_t bytes() const { return bytes_; }
+    bool in_common() const { return in_common_; }  // one memory of all members: gathers move nothing
 
    private:
     Buffer own_;
     char* data_ = nullptr;
     int64_t bytes_ = 0;
+    bool in_common_ = false;
     std::shared_ptr<RankContext> counted_;
 };
 

@@ -37,6 +37,7 @@ class ParameterCache : public ParameterSource {
     std::optional<Fp8Parameters> fp8_parameters(int unit) override;
     void release(int unit) override;
     int gathered_at_once() const override;
+    bool in_common() const { return params_.in_common(); }  // with the ranks that share the state
 
     // All of a unit in its own type, `padded` elements at `out`, whatever gather() does; valid on the compute stream.
     // Collective.

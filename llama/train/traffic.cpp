@@ -21,7 +21,7 @@ class Counter {
 
     Traffic step() {
         for (const Instr& i : core_.program.program.code) add(i);
-        if (zero_.slices_state() && zero_.whole_parameters())
+        if (zero_.slices_state() && zero_.whole_parameters() && !core_.zero.params.in_common())
             for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u) sent_.data += gather_unit(u);
         sent_.data += magnitudes();
         add_norm();

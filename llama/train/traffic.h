@@ -32,6 +32,8 @@ data       ZeRO's gathers and reduces of units among the n ranks that share a un
 replicate  the all-reduce of the owned slices (hybrid sharding): 2 passes over them.
 model      the gradient norm's sums, 8 bytes for each block of this rank's gradients, to each other rank of tp x pp.
 
+With --collectives symmetric the parameters of --zero 1 and 2 on the CPUs of a host are one
+memory: their gather is no pass.
 A pass of a ring's all-gather sends all slices but the right neighbour's; that of direct this rank's, to each other.
 --check-wire adds nothing to messages; a comparison sends 8 bytes up a tree of the ranks and back.
 )";

@@ -141,6 +141,7 @@ inline void gather_in_common_memory(Collectives& symmetric, Stream& stream) {
     SharedMemory* common = symmetric.allocate(5000 * 4, Shares::one);
     float* x = reinterpret_cast<float*>(common->part(rank));
     EXPECT_EQ(common->part(0), common->part(size - 1));
+    const int64_t sent_before = symmetric.transport().bytes_sent();
     for (int step = 1; step <= 20; ++step) {
         stream.enqueue_host([&, step] {
             for (int64_t i = offsets[size_t(rank)]; i < offsets[size_t(rank) + 1]; ++i) x[i] = float(step * 10000 + i);
@@ -155,6 +156,9 @@ inline void gather_in_common_memory(Collectives& symmetric, Stream& stream) {
         stream.synchronize();
         EXPECT_EQ(wrong, 0) << "step " << step << ", rank " << rank;
     }
+    int64_t rounds = 0;  // of the barriers, a byte each
+    while (1 << rounds < size) ++rounds;
+    EXPECT_EQ(symmetric.transport().bytes_sent() - sent_before, 20 * rounds) << "nothing else moves";
 }
 
 }  // namespace rz
