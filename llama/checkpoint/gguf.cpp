@@ -108,6 +108,10 @@ void refuse_other_arithmetic(const ModelConfig& c) {
             "GGUF: llama.cpp's \"%s\" has no window: beyond %lld tokens of this model's context of %lld it would "
             "compute otherwise\n  export it for Hugging Face's libraries",
             a.gguf, (long long)c.window, (long long)c.max_seq_len);
+    require(c.q_rows() == c.dim || std::string_view(a.gguf) != "qwen2",
+            "GGUF: llama.cpp's \"qwen2\" has %lld heads of %lld only where the model's width is %lld, and it is %lld\n"
+            "  export it for Hugging Face's libraries",
+            (long long)c.heads, (long long)c.head_dim, (long long)c.q_rows(), (long long)c.dim);
 }
 
 // llama.cpp's name of a way to cut text into words.

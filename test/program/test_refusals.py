@@ -48,6 +48,8 @@ def make_files(program, folder):
     prepare("text good.txt --out data --name d --quiet".split(), folder, check=True)
     train = [program, *shlex.split(SMALL), "--device", "cpu", "--steps", "2", "--val-every", "0", "--out", "run"]
     subprocess.run(train, check=True, capture_output=True, cwd=folder)
+    wide = [*train[:-1], "wide", "--head-dim", "24", "--qkv-bias", "on"]
+    subprocess.run(wide, check=True, capture_output=True, cwd=folder)
     for name in ("model", "other"):
         shutil.copytree(at("run/final"), at(name))
     for name, change in (
