@@ -42,7 +42,7 @@ NOBUILD := clean help deps lint quickstart onednn
 ifeq ($(filter $(NOBUILD),$(or $(MAKECMDGOALS),all)),)
 $(CONFIG): dev/build/configure.sh dev/build/cuda_arches.sh
 	@mkdir -p $(BUILD)
-	@CXX=$(CXX) BUILD=$(BUILD) dev/build/configure.sh > $@.tmp && mv $@.tmp $@
+	@CXX='$(CXX)' BUILD=$(BUILD) dev/build/configure.sh > $@.tmp && mv $@.tmp $@
 -include $(CONFIG)
 endif
 
@@ -92,8 +92,10 @@ ARCHES  := $(if $(filter-out $(BUILT_ARCHES),$(WANTED_ARCHES)),$(WANTED_ARCHES),
 ARCHES_STAMP := $(BUILD)/arches/$(subst $(empty) ,-,$(strip $(ARCHES)))
 GENCODE := $(foreach s,$(ARCHES),-gencode arch=compute_$(s),code=$(if \
            $(filter 80 90a $(lastword $(ARCHES)),$(s)),[sm_$(s)$(comma)compute_$(s)],sm_$(s)))
+# nvcc takes a compiler alone: CXX may be "ccache g++".
+CCBIN := $(lastword $(filter-out -%,$(CXX)))
 # Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CXX) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
+NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CCBIN) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
              $(if $(WERROR),--Werror all-warnings) -DRZ_CUDA
 
 # Each step of a build is one line, n/N first; V=1 shows the commands instead. N comes from a dry run, made at the first step.

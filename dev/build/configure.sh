@@ -10,7 +10,7 @@ probe() {  # probe 'source text' flags...   compiles and links
   local source=$1
   shift
   printf '%s\n' "$source" > "$tmp/probe.cpp"
-  "$CXX" -std=c++20 -o "$tmp/probe" "$tmp/probe.cpp" "$@" > "$tmp/log" 2>&1
+  $CXX -std=c++20 -o "$tmp/probe" "$tmp/probe.cpp" "$@" > "$tmp/log" 2>&1
 }
 
 echo "# written by dev/build/configure.sh"

@@ -24,7 +24,7 @@ compile() {  # compile DIR FILE
     test/simt/*) flags=(-DSIMT_EMU) ;;
   esac
   # shellcheck disable=SC2086
-  "${CXX:-g++}" "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
+  ${CXX:-g++} "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
     -isystem "$dir/include" ${toolkit:+-isystem "$toolkit"} $mpi -DRZ_CUDA ${nccl:+-DRZ_HAVE_NCCL} ${mpi:+-DRZ_HAVE_MPI} -DSIMT_SOURCE_ROOT='"."' \
     -DRZ_COMMIT='"headers"' -DRZ_VERSION='"0"' "$file" 2>&1 || { echo "FAILED ${dir#build/}: $file"; return 1; }
 }

@@ -38,7 +38,7 @@ fresh() {
   for op in gemm train $ops; do stand_in bench_$op "$good"; done
 }
 # Compiled once, before anything is timed.
-if [ dev/gpu/gpu_report.cpp -nt "$BUILD/gpu_report" ]; then "${CXX:-g++}" -std=c++20 -O1 -o "$BUILD/gpu_report" dev/gpu/gpu_report.cpp || exit 1; fi
+if [ dev/gpu/gpu_report.cpp -nt "$BUILD/gpu_report" ]; then ${CXX:-g++} -std=c++20 -O1 -o "$BUILD/gpu_report" dev/gpu/gpu_report.cpp || exit 1; fi
 dry() {  # dry ARGUMENTS...
   timeout 120 dev/gpu/gpu_check.sh --dry-run --programs "$work/p" --out "$work/out" "$@" > "$work/log" 2>&1
   rc=$?
@@ -164,7 +164,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Param, testing::Values(0, 1, 2));
 TEST(AtTheEnd, Exits) { atexit([] { _exit(3); }); }
 CPP
   rm -f "$work/p/kernel_tests"
-  "${CXX:-g++}" -std=c++20 -o "$work/p/kernel_tests" "$work/bad.cpp" -lgtest_main -lgtest -pthread || exit 1
+  ${CXX:-g++} -std=c++20 -o "$work/p/kernel_tests" "$work/bad.cpp" -lgtest_main -lgtest -pthread || exit 1
   rm -rf "$work/out"
   GPU_CHECK_TEST_SECONDS=2 PATH=$work/p:$PATH timeout 120 dev/gpu/gpu_check.sh --programs "$work/p" --out "$work/out" --stages tests > "$work/log" 2>&1
   rc=$?

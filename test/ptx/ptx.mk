@@ -53,7 +53,7 @@ PTX_TARGETS := $(PTX)/self_tests $(PTX)/kernel_tests $(PTX)/arches
 # Only their PTX is made, so each of these is one run of nvcc's front end: a minute, and 5 GB for Hopper's.
 CUTLASS      := $(BUILD)/cutlass/cutlass_library/source
 FLASH2       := $(BUILD)/flash-attn/flash_attn-2.8.3/csrc/flash_attn/src
-PROVEN_FLAGS := -std=c++17 -O2 -ccbin $(CXX) --expt-relaxed-constexpr --expt-extended-lambda -DNDEBUG -w -I. \
+PROVEN_FLAGS := -std=c++17 -O2 -ccbin $(CCBIN) --expt-relaxed-constexpr --expt-extended-lambda -DNDEBUG -w -I. \
                 -I$(CUTLASS)/include -I$(CUTLASS)/tools/util/include
 PROVEN_NAMES := $(if $(filter cutlass,$(PROVEN)),cutlass_sm80 $(foreach n,1 2 3 4,cutlass_sm90_$n) fmha_sm90) \
                 $(if $(filter flash2,$(PROVEN)),flash2)
