@@ -45,12 +45,14 @@ STRINGS = [
     "the the  the", "▁", " ▁x", "<0x41>", "<s>", "</s>a", "<unk>",
 ]
 ADDED = [("<pad>", True, True), ("<|a|>", True, False), ("<|b|>", False, True), ("<c>", False, False), ("x y", True, False),
-         ("\u2581\u2581", True, False), ("a>", False, False), ("<a", True, False), ("\u00e9\u00e8", True, False), ("<|b", False, False)]
+         ("\u2581\u2581", True, False), ("a>", False, False), ("<a", True, False), ("\u00e9\u00e8", True, False), ("<|b", False, False),
+         ("<e\u0301>", True, True), ("u\u0308z", True, False), ("<\u212b", False, True)]
 ADDED_STRINGS = [
     "<pad>", "a<pad>b", "a <pad> b", "<pad><pad>", " <pad>", "  <pad>", "<|a|>", "x<|a|>", "<|a|>x", "a <|a|>b", "<|b|>a <pad>", "<|b|><pad>",
     "<c> <c>", "a<c><|a|>", "<c><|a|> <|a|>", "x y", "ax y", "a x y", "x  y", "  ", "   a", "a    b", "<a>", "<a>a>", " <a <a", "the <a>",
     "\u00e9\u00e8", "a \u00e9\u00e8", "a\u00e9\u00e8", "<|b|", "<|b|>", "<|b |> <|b|><|a|> <|a|>", "\u2581<pad>", "a\u2581<pad>\u2581<|a|>", "", " ", "\n<pad>\n",
     "<s><pad>", "<s> <pad>", "</s>x y<unk>x y", "x y<c>x y",
+    "<e\u0301>", "a<\u00e9> <e\u0301>", "u\u0308z \u00fcz", "<\u212b<\u00c5", "<A\u030a",
 ]
 # As bytes, so that ids may end inside a character; the decoders must agree.
 ILL_FORMED = [b"\xff", b"a\xe4\xb8", b"\xe4\xb8\xadx", b"\xe4\xb8x", b"\xf0\x9f\xa6", b"\xf0\x9f\xa6\x99", b"\xc0\x80", b"\xed\xa0\x80",
@@ -147,7 +149,7 @@ def added():
     import sentencepiece
     out = {"tokens": [[text, normalized, special] for text, normalized, special in ADDED], "strings": ADDED_STRINGS}
     random.seed(1)
-    for kind in ("gpt2", "llama3", "llama2", "metaspace", "sentencepiece"):
+    for kind in ("gpt2", "llama3", "qwen2", "llama2", "metaspace", "sentencepiece"):
         drawn = [[random.choice(range(3, 259)) if random.random() < 0.6 else random.randrange(330) for _ in range(random.randint(1, 12))]
                  for _ in range(60)]
         if kind == "sentencepiece":

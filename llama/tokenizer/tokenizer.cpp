@@ -228,8 +228,6 @@ int32_t Tokenizer::find(std::string_view token) const {
     return it == vocab_.end() ? -1 : it->second;
 }
 
-bool Tokenizer::is_shown(int32_t id) const { return normalises_ && tokens_[size_t(id)].normalised; }
-
 bool Tokenizer::is_byte(int32_t id) const {
     const std::string_view bytes = bytes_of(id);
     return space_ != Space::kBytes && bytes.size() == 1 && byte_token_[uint8_t(bytes[0])] == id;
@@ -243,7 +241,7 @@ std::string Tokenizer::decode(std::span<const int32_t> ids, bool skip_special) c
 }
 
 std::string Tokenizer::Stream::push(int32_t id) {
-    if (skip_special_ && tokenizer_->is_special(id) && !tokenizer_->is_shown(id)) return {};
+    if (skip_special_ && tokenizer_->is_special(id) && !tokenizer_->tokens_[size_t(id)].shown) return {};
     const std::string_view bytes = tokenizer_->bytes_of(id);
     if (tokenizer_->is_byte(id)) {
         run_ += bytes;

@@ -105,6 +105,7 @@ class Tokenizer {
         bool present = false, special = false;
         std::string content;      // of an added token, as the file has it
         bool normalised = false;  // and it is found in normalised text
+        bool shown = false;       // though it is special: what it decodes to is not its content
     };
     struct AddedNode {  // of a trie over the bytes of added tokens
         std::map<uint8_t, int32_t> next;
@@ -123,7 +124,6 @@ class Tokenizer {
     void encode_segment(std::string_view text, bool first, std::vector<int32_t>& out) const;
     void encode_marked(std::string_view text, std::vector<int32_t>& out) const;
     bool is_byte(int32_t id) const;
-    bool is_shown(int32_t id) const;  // though it is special
     void encode_bytes(std::string_view piece, std::vector<int32_t>& symbols) const;
     void encode_characters(std::string_view text, std::vector<int32_t>& symbols) const;
     // The byte that a token such as <0x0A> stands for; -1 if it is none.

@@ -257,12 +257,13 @@ class TokenizerReader {
             const std::string sought = normalised && t_.normalises_ ? t_.with_marks(content, /*first=*/true)
                                        : normalised && t_.nfc_      ? unicode::nfc(content)
                                                                     : content;
-            const std::string bytes = bytes_mean_text ? alphabet.decode(content).value_or(content)
+            const std::string bytes = bytes_mean_text ? alphabet.decode(sought).value_or(sought)
                                                       : replace_all(sought, std::string(kSpaceMark), " ");
             if (known != ids_.end()) t_.tokens_[size_t(id)].bytes = bytes;
             set_token(id, bytes, content);
             Tokenizer::Token& token = t_.tokens_[size_t(id)];
             token.special |= special;
+            token.shown = sought != content;
             token.content = content;
             token.normalised = normalised;
             const int32_t other = Tokenizer::add_to_trie(normalised ? t_.normalised_ : t_.added_, sought, id);

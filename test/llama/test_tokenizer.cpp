@@ -106,7 +106,7 @@ TEST_P(AddedTokens, AreFoundWhereTheReferenceFindsThem) {
         EXPECT_EQ(t.encode(text, /*allow_special=*/true), expected[i][1].get<Ids>()) << text;
     }
 }
-INSTANTIATE_TEST_SUITE_P(Kinds, AddedTokens, testing::Values("gpt2", "llama3", "llama2", "metaspace"),
+INSTANTIATE_TEST_SUITE_P(Kinds, AddedTokens, testing::Values("gpt2", "llama3", "qwen2", "llama2", "metaspace"),
                          [](const auto& info) { return std::string(info.param); });
 
 class DrawnIds : public testing::TestWithParam<const char*> {};
@@ -121,7 +121,8 @@ TEST_P(DrawnIds, DecodeToTheReferencesText) {
         EXPECT_EQ(t.decode(ids, /*skip_special=*/true), c[2].get<std::string>()) << c[0];
     }
 }
-INSTANTIATE_TEST_SUITE_P(Kinds, DrawnIds, testing::Values("gpt2", "llama3", "llama2", "metaspace", "sentencepiece"),
+INSTANTIATE_TEST_SUITE_P(Kinds, DrawnIds,
+                         testing::Values("gpt2", "llama3", "qwen2", "llama2", "metaspace", "sentencepiece"),
                          [](const auto& info) { return std::string(info.param); });
 
 TEST(Tokenizer, KindsAreRecognised) {
