@@ -26,6 +26,7 @@ from files import BadFile, is_packed, kind_of_file, open_text, read_array, text_
 
 PIECE_BYTES = 1 << 20  # longer documents are passed on in pieces, cut after a newline
 LOOK_BYTES = 64 << 20  # how far a file is searched for lines that end a document
+CHAT_FIELDS = {"messages", "conversations", "instruction", "completion"}  # of rows that prepare.py chat reads
 END_MARKS = (
     "<|endoftext|>",
     "</s>",
@@ -335,7 +336,8 @@ class TextCorpus(Corpus):
         if not isinstance(row, dict):
             return None, f"is JSON, but no object with a field '{self.field}'"
         if self.field not in row:
-            return None, f"has no field '{self.field}', only {', '.join(map(repr, row)) or 'nothing'}"
+            chat = "; prepare.py chat reads conversations such as this" if CHAT_FIELDS & row.keys() else ""
+            return None, f"has no field '{self.field}', only {', '.join(map(repr, row)) or 'nothing'}{chat}"
         if not isinstance(row[self.field], str):
             kind = {type(None): "null", bool: "true or false", list: "a list", dict: "an object"}
             return None, f"has {kind.get(type(row[self.field]), 'a number')} in '{self.field}', not text"
