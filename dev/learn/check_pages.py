@@ -87,7 +87,7 @@ def check_links(page, text):
 def main():
     flags, commands = set(), [[]]
     for command in commands:
-        text = subprocess.run(["./train_llama", *command, "--help-all"], capture_output=True, text=True).stdout
+        text = subprocess.run([os.environ.get("PROGRAM", "./train_llama"), *command, "--help-all"], capture_output=True, text=True).stdout
         if not command:
             commands += [[name] for name in re.findall(r"^  ([a-z]+) ", text.split("\nCommands:")[-1], re.M)]
         flags |= set(re.findall(r"^ *(?:-\w,)?--([a-z][a-z0-9-]*)", text, re.M))

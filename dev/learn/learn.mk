@@ -61,11 +61,13 @@ $(LEARN)/train_llama: dev/learn/train_llama.c
 
 # make learn fetches no headers: without them it leaves lesson 18 out. make lesson N=18 does.
 LEARN_BUILT := $(filter-out $(if $(wildcard $(LEARN_CUDA)cuda_fp8.h),,18_%),$(LESSONS))
-.PHONY: learn learn-build lesson lesson-check
-learn: learn-build
-	@dev/learn/run.sh $(LEARN)
-learn-build: train_llama $(LEARN)/train_llama $(foreach l,$(LEARN_BUILT),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
+.PHONY: learn learn-run learn-build lesson lesson-check
 # Without the CUDA half, whose kernels take minutes to compile: no check needs them.
+learn:
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) CUDA=0 learn-run
+learn-run: $(OBJ)/train_llama learn-build
+	@PROGRAM=$< dev/learn/run.sh $(LEARN)
+learn-build: $(LEARN)/train_llama $(foreach l,$(LEARN_BUILT),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
 lesson:
 	@$(if $(LESSON),$(MAKE) --no-print-directory CUDA=0 lesson-check,echo "make lesson N=1 to N=$(words $(LESSONS)): one of dev/learn/README.md" && exit 2)
 lesson-check: $(if $(LESSON),$(LEARN)/$(LESSON)/mine)

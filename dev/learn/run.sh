@@ -2,11 +2,12 @@
 # Every lesson both ways: its solution must pass the check, its exercise as it stands must fail it. Then the pages, and
 # train_llama.c beside the program. Ends with "N passed, N failed".
 #
-#   dev/learn/run.sh BUILT      (make learn)      BUILT: where the lessons' programs are
+#   dev/learn/run.sh BUILT      (make learn)      BUILT: where the lessons' programs are; PROGRAM: train_llama, if not ./train_llama
 set -uo pipefail
 built=$(realpath "$1")
 cd "$(dirname "$0")/../.." || exit
 . test/program/check.sh
+export PROGRAM=${PROGRAM:-./train_llama}
 
 passes() { timeout 60 "$built/$1/solution" > "$work/log" 2>&1; }
 # An exercise fails by saying so: exit code 1 and a last line. A crash or a hang teaches nothing.
@@ -28,7 +29,7 @@ done
 
 . dev/learn/test_train_llama.sh
 
-speedrun() { dev/learn/speedrun/speedrun.py --check --data "$work/speedrun" > "$work/log" 2>&1; }
+speedrun() { dev/learn/speedrun/speedrun.py --program "$PROGRAM" --check --data "$work/speedrun" > "$work/log" 2>&1; }
 check "speedrun: its data are the fixed ones, and record.toml trains" speedrun
 
 # The pages: what they name exists, and an exercise is its solution but for the holes.

@@ -20,7 +20,7 @@ same() {
   "$built/train_llama" --train-data "$files" --micro-batches "$micro" --steps 10 --batch 4 --seq-len 64 --seed 7 \
     --out "$work/$name.safetensors" $extra "$@" > "$work/$name.log" 2>&1 || { cp "$work/$name.log" "$work/log"; return 1; }
   rm -rf "$work/$name"
-  ./train_llama --device cpu --preset bytes --train-data "$files" --batch-tokens $((256 * micro)) --steps 10 --batch 4 \
+  "$PROGRAM" --device cpu --preset bytes --train-data "$files" --batch-tokens $((256 * micro)) --steps 10 --batch 4 \
     --seq-len 64 --seed 7 --val-every 0 --save-every 0 --out "$work/$name" $program_extra "$@" > "$work/log" 2>&1 || return 1
   dev/learn/compare_runs.py "$work/$name.log" "$work/$name.safetensors" "$work/$name" > "$work/log" 2>&1
 }
