@@ -82,7 +82,9 @@ def compare_help(trees, work):
     texts = both(
         trees,
         lambda tree: {
-            " ".join(argv).replace("-all", ""): subprocess.run([program_of(tree), *argv], capture_output=True, text=True, cwd=work).stdout
+            " ".join(argv).replace("-all", ""): subprocess.run(
+                [program_of(tree), *argv], capture_output=True, text=True, cwd=work
+            ).stdout
             for argv in [*(([name] if name else []) + [help_of(tree)] for name in SUBCOMMANDS), ["--presets"]]
         },
     )

@@ -39,7 +39,8 @@ def text(x, y, size, words, more=""):
     out.append(f'<text x="{x:g}" y="{y:g}" font-size="{size}"{more}>{words}</text>')
 
 
-for i, floor in enumerate(floors):
+count = 0
+for floor in floors:
     top = floor[0].split("/")[0]
     if top != house:  # a frame around all floors of one house
         if house:

@@ -22,7 +22,6 @@ and mx with OCP's own scales, which round down and saturate.
 Every run is a line of OUT/journal.jsonl as soon as it is done, so what was stopped goes on. Needs torch, safetensors, numpy.
 """
 
-import argparse
 import datetime
 import json
 import math

@@ -20,7 +20,7 @@ import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, f"{HERE}/../run")
-import student
+import student  # noqa: E402
 
 BATCH, T, LR = 8, 256, 2e-3
 MARGIN = 0.01
@@ -208,8 +208,8 @@ def main():
             name, initial = f"{o.out}/{dtype}-{seed}", f"{o.out}/initial-{seed}"
             if not os.path.exists(f"{initial}/final/config.json"):
                 ours(o, "fp32", seed, initial, 0)
-            side(f"{name}.theirs.json", lambda: theirs(o, dtype, seed, f"{initial}/final"))
-            side(f"{name}.ours.json", lambda: ours(o, dtype, seed, name, o.steps))
+            side(f"{name}.theirs.json", lambda d=dtype, s=seed, i=initial: theirs(o, d, s, f"{i}/final"))
+            side(f"{name}.ours.json", lambda d=dtype, s=seed, n=name: ours(o, d, s, n, o.steps))
             report(o)
     if o.report:
         report(o)

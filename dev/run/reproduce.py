@@ -181,8 +181,13 @@ def draw_grokking(o, folder):
     last = max(s for points in curves.values() for s, _ in points)
     low, high = 1e-4, 20.0
     w, h, left, top, below = 640, 360, 64, 36, 48
-    x = lambda s: left + (w - left - 20) * math.log(s) / math.log(last)
-    y = lambda v: top + (h - top - below) * (math.log(high) - math.log(min(max(v, low), high))) / (math.log(high) - math.log(low))
+
+    def x(s):
+        return left + (w - left - 20) * math.log(s) / math.log(last)
+
+    def y(v):
+        return top + (h - top - below) * (math.log(high) - math.log(min(max(v, low), high))) / (math.log(high) - math.log(low))
+
     out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" font-family="sans-serif" font-size="12">', f'<rect width="{w}" height="{h}" fill="#fff"/>',
            f'<text x="{w / 2}" y="20" text-anchor="middle" font-size="14">(a + b) mod 113, one layer: loss by step</text>']
     for power in range(-4, 2):

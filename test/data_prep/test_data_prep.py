@@ -236,7 +236,7 @@ class Corpora(DataPrepTest):
         starts = [i for i, token in enumerate(ids) if token == 256] + [len(ids)]
         for begin, end in zip(starts, starts[1:]):
             self.assertLessEqual(end - begin, 251)  # and the model that reads 256 bytes at once has seen whole ones
-            self.assertRegex(bytes(ids[begin + 1 : end]).decode(), r'^[A-Z].*[.]\nMoral: [a-z].*[.]\n$')
+            self.assertRegex(bytes(ids[begin + 1 : end]).decode(), r"^[A-Z].*[.]\nMoral: [a-z].*[.]\n$")
 
     def test_max_tokens_and_max_bytes(self):
         path = self.file("a.txt", "\u4e16\u754c".encode() * 1000)

@@ -30,8 +30,14 @@ class FirstTry(DataPrepTest):
             (b'{"text": "\xff"}', "is not JSON"),
             (b'["a"]', "is JSON, but no object with a field 'text'"),
             (b'{"body": "a", "id": 1}', "has no field 'text', only 'body', 'id'"),
-            (b'{"instruction": "a", "output": "b"}', "has no field 'text', only 'instruction', 'output'; prepare.py chat reads conversations such as this"),
-            (b'{"conversations": []}', "has no field 'text', only 'conversations'; prepare.py chat reads conversations such as this"),
+            (
+                b'{"instruction": "a", "output": "b"}',
+                "has no field 'text', only 'instruction', 'output'; prepare.py chat reads conversations such as this",
+            ),
+            (
+                b'{"conversations": []}',
+                "has no field 'text', only 'conversations'; prepare.py chat reads conversations such as this",
+            ),
             (b'{"text": null}', "has null in 'text', not text"),
             (b'{"text": ["a"]}', "has a list in 'text', not text"),
             (b'{"text": 3}', "has a number in 'text', not text"),

@@ -11,7 +11,6 @@ program that opens, reads, writes, renames or syncs a file of --out gets one EIN
 
 import argparse
 import os
-import pathlib
 import shutil
 import sys
 import tempfile
@@ -96,7 +95,20 @@ def main():
                         done = s.train(out, *FLAGS, "--overwrite")
                     tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights), done)
                     shutil.rmtree(out)
-        operations = {"open", "read", "write", "rename", "fsync", "stat", "opendir", "mkdir", "close", "truncate", "reserve", "link"}
+        operations = {
+            "open",
+            "read",
+            "write",
+            "rename",
+            "fsync",
+            "stat",
+            "opendir",
+            "mkdir",
+            "close",
+            "truncate",
+            "reserve",
+            "link",
+        }
         for how in ("resumes",) if o.quick else ("begins", "resumes"):
             scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
             wheres = all_faults.distinct(scenario.trace(), operations)

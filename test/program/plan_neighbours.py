@@ -95,7 +95,9 @@ def main():
     o = parser.parse_args()
     here = os.path.dirname(os.path.abspath(__file__))
     files = sorted(glob.glob(f"{here}/../../llama/configs/machines/*.toml"))
-    cases = [(os.path.basename(f).removesuffix(".toml"), 2**n) for f in files for n in range(7) if 2**n <= o.most_gpus][:: o.every]
+    cases = [(os.path.basename(f).removesuffix(".toml"), 2**n) for f in files for n in range(7) if 2**n <= o.most_gpus][
+        :: o.every
+    ]
     failed = tried = 0
     pool = concurrent.futures.ThreadPoolExecutor(o.jobs)
     for (machine, gpus), (count, wrong) in zip(cases, pool.map(lambda c: check(os.path.abspath(o.program), *c), cases)):

@@ -218,7 +218,9 @@ def main():
             situations.append([]) if isinstance(row, str) else situations[-1].append(row)
         # The last of the four goes on with the first one's models.
         first, card, cluster, models = (rows for rows in situations if rows)
-        turns = [side_by_side.submit(lambda s=s: list(first_day(program, s, work))) for s in (first + models, card + cluster)]
+        turns = [
+            side_by_side.submit(lambda s=s: list(first_day(program, s, work))) for s in (first + models, card + cluster)
+        ]
         days = [wrong for turn in turns for wrong in turn.result()]
         for wrong in filter(None, days):
             print(f"FAILED: {wrong}")

@@ -60,7 +60,16 @@ MISSING = [
     ("{new} --overwrite --eval-every 2 --eval-tasks nothing", "nothing.jsonl is not there"),
 ]
 GONE = [("--resume auto --data {data}", "no checkpoint to resume from"), *BEGUN]
-HARMLESS = ["", "--log-every 2", "--save-every 1", "--keep 3", "--keep-every 2", "--stats-every 1", "--wandb p", "--max-skips 3"]
+HARMLESS = [
+    "",
+    "--log-every 2",
+    "--save-every 1",
+    "--keep 3",
+    "--keep-every 2",
+    "--stats-every 1",
+    "--wandb p",
+    "--max-skips 3",
+]
 
 
 def picture(folder):
@@ -96,7 +105,15 @@ def main():
             return done.returncode, done.stdout + done.stderr
 
         for data, seed in (("data", "400K"), ("data2", "300K")):
-            run(sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", seed, "--out", str(work / data))
+            run(
+                sys.executable,
+                str(ROOT / "data_prep/prepare.py"),
+                "stdlib",
+                "--max-bytes",
+                seed,
+                "--out",
+                str(work / data),
+            )
         new = [*SHAPE, "--data", str(work / "data"), "--steps", "6", "--save-every", "2", "--keep", "0"]
         for run_name, fault in (("finished", ""), ("stopped", "step:0:5:term")):
             code, said = run(program, *new, "--out", str(work / run_name), FAULT=fault)
@@ -109,7 +126,13 @@ def main():
         for thing in ("checkpoints", "final"):
             shutil.rmtree(work / "unreadable" / thing)
         (work / "unreadable/run_status.json").write_text('{"state": "running", "sa')
-        runs = {"finished": RESUMED + BEGUN + MISSING, "stopped": RESUMED[2:] + BEGUN, "gone": GONE, "unreadable": GONE, "fresh": BEGUN[1:]}
+        runs = {
+            "finished": RESUMED + BEGUN + MISSING,
+            "stopped": RESUMED[2:] + BEGUN,
+            "gone": GONE,
+            "unreadable": GONE,
+            "fresh": BEGUN[1:],
+        }
         # Every request of the finished run first, then drawn ones.
         drawn = [("finished", request) for request in runs["finished"]]
         chance.shuffle(drawn)
@@ -127,7 +150,13 @@ def main():
             after = picture(out)
             changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
             expected = 70 if (request, answer) in MISSING else 2
-            problem = f"exit code {code}, not {expected}" if code != expected else f"does not say '{answer}'" if answer not in said else ""
+            problem = (
+                f"exit code {code}, not {expected}"
+                if code != expected
+                else f"does not say '{answer}'"
+                if answer not in said
+                else ""
+            )
             if changed:
                 problem = f"changed: {', '.join(changed)}"
             if problem:

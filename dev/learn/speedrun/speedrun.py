@@ -21,7 +21,7 @@ import time
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.join(HERE, "../../..")
 sys.path.insert(0, f"{TOP}/dev/run")
-import student
+import student  # noqa: E402
 
 TARGET, WORST, SIGNIFICANCE = 1.70, 1.71, 0.01
 FIXED = ["--device", "cpu", "--threads", "2", "--val-every", "0", "--val-tokens", "131072", "--save-every", "0"]
