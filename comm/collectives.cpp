@@ -41,15 +41,19 @@ template <class Body>
 void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&& body) {
     Watch* watch = size() > 1 ? transport_.watch() : nullptr;
     seq_ = watch ? watch->queue(op, transport_.group().c_str(), transport_.world_rank(0), bytes) : 0;
+    const Event before = held_ ? held_->record(/*timing=*/true) : Event();
+    stream.wait(before);
     if (!options_.meter) {
         body();
+        if (held_) held_->wait(stream.record());
         return;
     }
     const int64_t sent = transport_.bytes_sent();
     Event began = stream.record(/*timing=*/true);
     body();
-    options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), stream.record(/*timing=*/true),
-                        options_.axis);
+    const Event ended = stream.record(/*timing=*/true);
+    options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), ended, options_.axis);
+    if (held_) options_.meter->wait(*held_, ended, before);
 }
 
 int64_t Collectives::scatter_bytes(Offsets offsets, DType wire) const {

@@ -98,6 +98,10 @@ class Collectives {
     Transport& transport() { return transport_; }
     const CollectiveOptions& options() const { return options_; }
 
+    // From now on `compute` (nullptr: no stream) stands still from each call until it is done: nothing is hidden. It
+    // is the calling thread's, and outlives the calls.
+    void hold(Stream* compute) { held_ = compute; }
+
     void all_reduce(Stream& stream, const AllReduce& args);
     void reduce_scatter(Stream& stream, const ReduceScatter& args);
     void all_gather(Stream& stream, const AllGather& args);
@@ -155,6 +159,7 @@ class Collectives {
 
     Transport& transport_;
     CollectiveOptions options_;
+    Stream* held_ = nullptr;
 
    private:
     template <class Body>

@@ -32,9 +32,9 @@ static double common_length(const Intervals& a, const Intervals& b) {
     return sum;
 }
 
-void CommMeter::wait(Stream& compute, const Event& event) {
+void CommMeter::wait(Stream& compute, const Event& event, Event before) {
     if (!event.valid()) return;
-    const Event before = compute.record(/*timing=*/true);
+    if (!before.valid()) before = compute.record(/*timing=*/true);
     compute.wait(event);
     const Event after = compute.record(/*timing=*/true);
     std::lock_guard lock(mutex_);

@@ -47,8 +47,9 @@ struct CommTotals {
 // Collectives report to it (CollectiveOptions::meter); the trainer waits through it and takes the totals once a step.
 class CommMeter {
    public:
-    // compute.wait(event), counting how long the stream stands still for it.
-    void wait(Stream& compute, const Event& event);
+    // compute.wait(event), counting how long the stream stands still for it: since `before`, an event of compute's that
+    // what it waits for began after, or, without one, since it comes to the wait.
+    void wait(Stream& compute, const Event& event, Event before = {});
 
     struct Span {
         std::string op;

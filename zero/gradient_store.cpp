@@ -109,7 +109,7 @@ void GradientStore::reduce_bucket() {
     const Event reduced = comm.record();
     if (!options_.whole_gradients())
         for (const int unit : units) unreduced_.give_back(unit, reduced);
-    if (!options_.overlap) streams_.compute_waits(reduced), streams_.compute.wait(gone_);
+    if (!options_.overlap) streams_.compute.wait(gone_);
     if (waiting_last_ && final_)
         for (const int unit : units) final_(unit, to_host_ ? gone_ : reduced);
 }

@@ -134,7 +134,6 @@ void ParameterCache::publish(int unit, const Event& final) {
                                             .offsets = ownership_.slices(unit),
                                             .dtype = options_.param_dtype});
     s.ready = comm.record();
-    if (!options_.overlap) streams_.compute_waits(std::exchange(s.ready, Event()));
 }
 
 }  // namespace rz

@@ -39,7 +39,10 @@ struct Zero {
           ownership(std::move(units), sharing_of(options, mesh)),
           params(ownership, options, streams),
           grads(ownership, options, streams),
-          optimizer(ownership, params, grads, decay, options, adamw, streams) {}
+          optimizer(ownership, params, grads, decay, options, adamw, streams) {
+        if (!options.overlap) hold(&compute);
+    }
+    ~Zero() { hold(nullptr); }
     Zero(const Zero&) = delete;
     Zero& operator=(const Zero&) = delete;
 
@@ -49,6 +52,12 @@ struct Zero {
     ParameterCache params;
     GradientStore grads;
     ShardedAdamW optimizer;
+
+   private:
+    void hold(Stream* compute) const {
+        const Mesh& mesh = streams.mesh;
+        for (Collectives* group : {&mesh.data(), &mesh.shard(), &mesh.replicate(), &mesh.model()}) group->hold(compute);
+    }
 };
 
 }  // namespace rz

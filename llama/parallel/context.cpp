@@ -56,15 +56,16 @@ template <class Collective>
 void ContextParallel::on_mesh(Stream& compute, const Collective& collective) {
     between_graphs(graphs_, [this, &compute, collective] {
         Stream& comm = mesh_.stream(Axis::cp);
-        comm.wait(compute.record());
+        const Event before = compute.record(/*timing=*/meter_);
+        comm.wait(before);
         collective(comm);
-        compute_waits(compute, comm.record());
+        compute_waits(compute, comm.record(), before);
     });
 }
 
-void ContextParallel::compute_waits(Stream& compute, const Event& event) const {
+void ContextParallel::compute_waits(Stream& compute, const Event& event, const Event& before) const {
     if (meter_)
-        meter_->wait(compute, event);
+        meter_->wait(compute, event, before);
     else
         compute.wait(event);
 }

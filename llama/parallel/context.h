@@ -93,7 +93,7 @@ class ContextParallel {
     void for_each_pair(int source, F&& f) const;
     void pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived);
     void wait(Stream& compute, const Event& arrived);
-    void compute_waits(Stream& compute, const Event&) const;
+    void compute_waits(Stream& compute, const Event&, const Event& before = {}) const;
     void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
 
     void gather_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);

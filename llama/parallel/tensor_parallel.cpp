@@ -21,15 +21,16 @@ template <class Body>
 void TensorParallel::ordered(Stream& compute, const Body& body) const {
     between_graphs(graphs_, [this, &compute, body] {
         Stream& comm = mesh_.stream(Axis::tp);
-        comm.wait(compute.record());
+        const Event before = compute.record(/*timing=*/meter_);
+        comm.wait(before);
         body(comm);
-        compute_waits(compute, comm.record());
+        compute_waits(compute, comm.record(), before);
     });
 }
 
-void TensorParallel::compute_waits(Stream& compute, const Event& event) const {
+void TensorParallel::compute_waits(Stream& compute, const Event& event, const Event& before) const {
     if (meter_)
-        meter_->wait(compute, event);
+        meter_->wait(compute, event, before);
     else
         compute.wait(event);
 }

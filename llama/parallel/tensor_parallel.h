@@ -102,7 +102,7 @@ class TensorParallel {
     // The messages of one step of an operation that the flight recorder knows as `seq`.
     MessageGroup step_of(uint64_t seq, bool is_last) const;
     uint64_t record(const char* what, int64_t bytes) const;
-    void compute_waits(Stream& compute, const Event& event) const;
+    void compute_waits(Stream& compute, const Event& event, const Event& before = {}) const;
     void meter(const char* op, int64_t sent_before, const Event& began, Stream& comm) const;
     int peer(int distance) const { return (rank() + distance + size()) % size(); }
     void* arrived(Stream& comm, int64_t bytes);

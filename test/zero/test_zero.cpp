@@ -149,6 +149,24 @@ TEST_P(ZeroRanks, BucketsOfAnySizeGiveTheSameBits) {
     bits(one, {.grid = {.shard_size = 2}}, {15000});
 }
 
+// Compute stands still from before each collective begins until it is done, so no part of it can lie outside.
+TEST(Zero, WithoutOverlapNothingIsHidden) {
+    for (int s = 0; s <= 3; ++s) {
+        Case c = stage(s);
+        c.steps = 2, c.zero.overlap = false;
+        LoopbackHub hub(3);
+        hub.run([&](int rank) {
+            CommMeter meter;
+            Mesh mesh(hub, rank, {.collectives = {.meter = &meter}});
+            zero_case::train(mesh, c);
+            const CommTotals totals = meter.take();
+            EXPECT_GT(totals.busy_s, 0) << "stage " << s;
+            EXPECT_EQ(totals.overlap_efficiency(), 0) << "stage " << s;
+            EXPECT_GE(totals.exposed_s, totals.busy_s) << "stage " << s;
+        });
+    }
+}
+
 // One collective for a step's five units, with the bytes of five.
 TEST(Zero, ABucketIsOneCollective) {
     for (int s = 0; s <= 2; ++s) {
