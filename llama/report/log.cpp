@@ -153,10 +153,11 @@ void Log::step(const StepReport& r, bool print) {
     show_progress(r.step);
     std::string json = format(
         "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
-        "\"data_hash\":\"%016llx\",\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
+        "\"data_hash\":\"%016llx\",\"steps_per_second\":%s,\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
         (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
         number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
-        number(tokens_per_second).c_str(), number(flops).c_str(), (long long)r.memory_bytes);
+        number(1 / r.seconds).c_str(), number(tokens_per_second).c_str(), number(flops).c_str(),
+        (long long)r.memory_bytes);
     if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",

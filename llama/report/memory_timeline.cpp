@@ -67,15 +67,6 @@ std::vector<MemoryBar> bars_of(const Changes& changes, DeviceKind side, double b
     return bars;
 }
 
-int64_t most_at_once(const std::vector<MemoryBar>& bars) {
-    std::vector<std::pair<double, int64_t>> changes;  // at the same time what is given back goes first
-    for (const MemoryBar& b : bars) changes.emplace_back(b.begin, b.bytes), changes.emplace_back(b.end, -b.bytes);
-    std::sort(changes.begin(), changes.end());
-    int64_t now = 0, most = 0;
-    for (const auto& [time, bytes] : changes) most = std::max(most, now += bytes);
-    return most;
-}
-
 // First fit, as an allocator that wastes nothing where it can: the lowest place that is free as long as the bar lives.
 int64_t place_bars(std::vector<MemoryBar>& bars) {
     int64_t height = 0;
@@ -99,7 +90,8 @@ std::string map_text(double x, double y, const char* anchor, const std::string& 
 
 }  // namespace
 
-std::string memory_svg(const std::string& title, const Changes& changes, DeviceKind side, const StepTimes& steps) {
+std::string memory_svg(const std::string& title, const Changes& changes, DeviceKind side, int64_t peak,
+                       const StepTimes& steps) {
     const double begin = !steps.empty()    ? steps.front().second
                          : changes.empty() ? 0
                                            : changes.front().time,
@@ -119,7 +111,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
         kMapWidth, kMapHeight, kMapWidth, kMapHeight, escape_html(title).c_str());
     out += format("<text x=\"%g\" y=\"24\" font-size=\"16\" font-weight=\"600\">%s</text>\n", kMapLeft,
                   escape_html(title).c_str());
-    out += map_text(kMapWidth - kMapRight, 24, "end", human_bytes(most_at_once(bars)) + " at once, at most");
+    out += map_text(kMapWidth - kMapRight, 24, "end", "peak memory " + human_bytes(peak));
     for (const double tick : round_ticks(0, seconds, 8))
         if (tick <= seconds)
             out += map_text(x(begin + tick), kMapHeight - kMapBottom + 18, "middle", format("%g s", tick));

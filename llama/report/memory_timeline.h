@@ -14,8 +14,9 @@ namespace rz {
 // From the first of `steps` to the last, a name and the time at which it begins each; without any, from the first
 // change to the last.
 using StepTimes = std::vector<std::pair<std::string, double>>;
+// `peak`: bytes at the peak of the whole run, as in ranks.json.
 std::string memory_svg(const std::string& title, const std::vector<MemoryChange>& changes, DeviceKind side,
-                       const StepTimes& steps = {});
+                       int64_t peak, const StepTimes& steps = {});
 
 // Trace events, each after a comma and a line break: "C" with the bytes of every kind and, in row `row`, "i" that names
 // what was allocated or given back. Microseconds since `origin`, a time as in the changes; what came before is at 0.

@@ -11,8 +11,7 @@
 
 namespace rz {
 
-// Beside the ledger: the most that the process had of the host's memory, or what is taken of the card now.
-static int64_t reserved_bytes(Device device) {
+int64_t reserved_bytes(Device device) {
     if (device.is_cuda()) return device.total_bytes() - device.free_bytes();
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -68,7 +67,7 @@ RankReport gather_rank_report(Process& process, const RankPlaces& places, Device
     if (!process.is_root()) return {};
 
     RankReport report;
-    report.text = ranks.size() == 1 ? format("  %-12s %12s\n", "memory", "at the peak")
+    report.text = ranks.size() == 1 ? format("  %-12s %12s\n", "peak memory", "bytes")
                                     : format("  %-12s %12s  %-10s %12s\n", "peak memory", "most", "on", "least");
     auto column = [&](auto&& get) {
         std::vector<int64_t> values;

@@ -19,6 +19,9 @@ struct RankReport {
     std::string json;
 };
 
+// Beside the ledger: the most that the process had of the host's memory, or what is taken of the card now.
+int64_t reserved_bytes(Device device);
+
 using RankTraffic = std::vector<std::pair<std::string, int64_t>>;
 using RankPlaces = std::vector<std::pair<std::string, int>>;  // this rank's, by axis
 

@@ -107,8 +107,7 @@ void add_results(HtmlPage& page, const std::vector<RunRecord>& runs) {
         double seconds = 0;
         if (const Curve* c = r.find("seconds"))
             for (const auto& p : c->points) seconds += p.second;
-        const double memory = r.last("memory_bytes"),
-                     steps = r.find("loss") ? r.find("loss")->points.back().first : NAN;
+        const double memory = r.peak_memory, steps = r.find("loss") ? r.find("loss")->points.back().first : NAN;
         rows.push_back({r.name, state == r.status.end() ? "" : state->second, number(steps, "%.0f"),
                         number(r.last("tokens"), "%.0f"), number(r.last("loss")), number(r.least("val_loss")),
                         number(r.least("val_bits_per_byte")), number(r.median("tokens_per_second"), "%.0f"),
@@ -249,6 +248,13 @@ RunRecord read_run(const std::string& folder) {
     }
     read_texts(run.settings, folder + "/run.json");
     read_texts(run.status, folder + "/run_status.json");
+    run.peak_memory = run.last("memory_bytes");
+    if (const std::string ranks = folder + "/ranks.json"; path_exists(ranks)) {
+        const Json all = read_json(ranks);
+        require(all.is_array() && !all.empty(), "%s: no list of ranks", ranks.c_str());
+        const Json& total = json_at(json_at(all[0], "memory_peak", ranks), "total", ranks);
+        run.peak_memory = double(json_int(total, "total", 0, INT64_MAX, ranks));
+    }
     return run;
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 // A run's folder, read back: its numbers by name, how it was asked for, how it ended.
 
+#include <cmath>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,6 +19,7 @@ struct RunRecord {
     std::map<std::string, std::string> settings;  // flags, model and machine, from run.json; none in old folders
     std::map<std::string, std::string> status;    // of run_status.json
     std::vector<std::pair<double, std::string>> samples, events;  // step and text
+    double peak_memory = NAN;  // bytes of rank 0, of the whole run: ranks.json's; of a run without it, the last step's
 
     const Curve* find(const std::string& key) const;
     double last(const std::string& key) const;   // NaN if there is none

@@ -6,9 +6,7 @@
 
 #include "comm/grid.h"
 #include "kernels/runtime/context.h"
-#include "kernels/runtime/memory_changes.h"
 #include "llama/base/atomic_file.h"
-#include "llama/report/memory_timeline.h"
 
 namespace rz {
 
@@ -30,24 +28,29 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     if (step != last_ || steps_.empty()) return false;
     compute_.set_op_timer(nullptr);
     steps_.emplace_back(step + 1, compute_.record(/*timing=*/true));
-    const std::vector<MemoryChange> memory = take_changes(compute_.context().memory);
+    memory_ = take_changes(compute_.context().memory);
     steps_.back().second.synchronize();
     // When the trace began, on the host's clock, which the ledger's changes have.
     const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
     const double began = now.count() - steps_.back().second.seconds_since(origin_);
-    const std::string own = events() + memory_events(memory, began, process_.rank(), kMemory);
+    const std::string own = events() + memory_events(memory_, began, process_.rank(), kMemory);
     std::string text;
     for (const std::string& rank : process_.gather_text(own)) text += (text.empty() ? "" : ",\n") + rank;
     if (!process_.is_root()) return true;
     write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
-    StepTimes times;
     for (const auto& [number, begin] : steps_)
-        times.emplace_back(number > last_ ? "" : format("step %lld", (long long)number),
-                           began + begin.seconds_since(origin_));
-    write_file_atomically(
-        std::filesystem::path(path).replace_filename("memory.svg").string(),
-        memory_svg("Memory of rank 0, allocation by allocation", memory, compute_.device().kind, times));
+        times_.emplace_back(number > last_ ? "" : format("step %lld", (long long)number),
+                            began + begin.seconds_since(origin_));
+    memory_file_ = std::filesystem::path(path).replace_filename("memory.svg").string();
+    write_memory();
     return true;
+}
+
+void Trace::write_memory() const {
+    if (memory_file_.empty()) return;
+    const DeviceKind kind = compute_.device().kind;
+    write_file_atomically(memory_file_, memory_svg("Memory of rank 0, allocation by allocation", memory_, kind,
+                                                   compute_.context().memory.peak(kind), times_));
 }
 
 std::string Trace::events() {

@@ -10,7 +10,9 @@
 
 #include "comm/meter.h"
 #include "comm/process.h"
+#include "kernels/runtime/memory_changes.h"
 #include "kernels/runtime/op_timer.h"
+#include "llama/report/memory_timeline.h"
 
 namespace rz {
 
@@ -33,6 +35,8 @@ class Trace {
     void add(Task task) { tasks_.push_back(std::move(task)); }
     // True when the file was written: after the last step.
     bool end_step(int64_t step, const std::string& path);
+    // memory.svg of the traced steps, with the peak of the run so far: written again when the run ends.
+    void write_memory() const;
 
    private:
     std::string events();  // of this rank
@@ -45,6 +49,9 @@ class Trace {
     Event origin_;
     std::vector<std::pair<int64_t, Event>> steps_;  // where each begins
     std::vector<Task> tasks_;
+    std::vector<MemoryChange> memory_;  // in these steps
+    StepTimes times_;
+    std::string memory_file_;  // of rank 0; empty before it is written
 };
 
 }  // namespace rz

@@ -183,6 +183,7 @@ RunEnd finish(Trainer& t) {
     const RankReport ranks = gather_rank_report(t.process, places, core.device, t.metrics->steps_done(), sent);
     t.log->line(ranks.text);
     t.log->describe("ranks.json", ranks.json);
+    if (t.trace) t.trace->write_memory();
     health.status().finished(last);
     finish_commands(t, kExitSuccess);
     t.log->finish();

@@ -120,7 +120,7 @@ Judgement Health::judge(const StepNumbers& n) {
         double loss_sum, z_sum, own_seconds, seconds;
         Batches::Attended attended;
         uint64_t data_hash;
-        int64_t memory;
+        int64_t memory, reserved;
         StopCause stop;
         int32_t end;    // exit code of what rank 0 knows, or 0
         int32_t dumps;  // of the flight recorder, that this rank has been asked for
@@ -135,6 +135,7 @@ Judgement Health::judge(const StepNumbers& n) {
                    n.attended,
                    n.data_hash,
                    n.memory,
+                   n.reserved,
                    own_stop(),
                    known_ ? known_->exit_code : 0,
                    watch ? watch->dumps() : 0,
@@ -170,11 +171,11 @@ Judgement Health::judge(const StepNumbers& n) {
     if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
     if (guards_.left_out() > 0) j.json += format(",\"left_out\":%lld", (long long)guards_.left_out());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
-    if (votes.size() > 1) {
+    for (const auto& [name, bytes] :
+         {std::pair("memory_by_rank", &Vote::memory), {"reserved_by_rank", &Vote::reserved}})
         for (size_t r = 0; r < votes.size(); ++r)
-            j.json += format("%s%lld", r == 0 ? ",\"memory_by_rank\":[" : ",", (long long)votes[r].memory);
-        j.json += "]";
-    }
+            j.json += (r ? "," : format(",\"%s\":[", name)) + std::to_string(votes[r].*bytes) +
+                      (r + 1 == votes.size() ? "]" : "");
     name_slow_rank(n.step, own_seconds, signs, j);
     // The first reason stands: steps that were under way already are still judged.
     if (!verdict.give_up.empty() && (!end_ || end_->saves))

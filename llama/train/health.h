@@ -31,7 +31,7 @@ struct StepNumbers {
     double own_seconds = 0;     // of them, without waiting for other ranks
     uint64_t data_hash = 0;     // of the tokens that this rank consumed
     Batches::Attended attended = {};
-    int64_t memory = 0;  // bytes of this rank at the peak
+    int64_t memory = 0, reserved = 0;  // bytes of this rank at the peak: of the ledger; of the process or the card
     SlowSigns signs = {};
 };
 

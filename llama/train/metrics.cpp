@@ -10,6 +10,7 @@
 #include "llama/base/json.h"
 #include "llama/parallel/stages_line.h"
 #include "llama/parallel/task_name.h"
+#include "llama/report/rank_report.h"
 
 namespace rz {
 
@@ -270,6 +271,7 @@ Judgement Metrics::judge(const Probe& probe, double loss_sum, double z_sum, doub
                                  .data_hash = probe.data_hash,
                                  .attended = probe.attended,
                                  .memory = core_.device.context->memory.peak(core_.device.kind),
+                                 .reserved = reserved_bytes(core_.device),
                                  .signs = signs_.look()});
     if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(kScaleState), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);

@@ -131,7 +131,7 @@ for rank in (0, 1):
         row = sorted((e['ts'], e['ts'] + e['dur']) for e in own if e['tid'] == tid and not e['name'].startswith('wait'))
         assert all(b[0] >= a[1] - 0.01 for a, b in zip(row, row[1:])), (rank, tid)"
   check "its memory: never more than the ledger's peak, and every change has a name" python3 -c "
-import json
+import json, re
 events = json.load(open('$work/trace/trace.json'))['traceEvents']
 for rank in json.load(open('$work/trace/ranks.json')):
     own = [e for e in events if e['pid'] == rank['rank']]
@@ -140,6 +140,9 @@ for rank in json.load(open('$work/trace/ranks.json')):
     assert counts[-1]['args']['optimizer'] == rank['memory_peak']['optimizer'], counts[-1]
     assert all(e['name'][:2] in ('+ ', '- ') and len(e['name'].split()) > 3 for e in own if e['ph'] == 'i')
 svg = open('$work/trace/memory.svg').read()
+number, unit = re.search(r'peak memory ([\d.]+) (\w+)', svg).groups()
+peak = json.load(open('$work/trace/ranks.json'))[0]['memory_peak']['total']
+assert abs(float(number) * 1024 ** ['B', 'KiB', 'MiB', 'GiB'].index(unit) / peak - 1) < 0.005, (number, unit, peak)
 assert svg.count('<title>') > 10 and 'gathered' in svg and 'of optimizer, from' in svg, svg[:2000]"
   check "overlap in the metrics" grep -q overlap_efficiency "$work/z3/metrics.jsonl"
   timeout 60 mpirun -n 2 "$program" generate --from "$work/run/final" --prompt x > "$work/log" 2>&1
