@@ -68,6 +68,7 @@ static RunEnd train(Trainer& t) {
         if (t.validates(step)) validate(t, step);
         if (t.evaluates(step)) evaluate(t, step);
         if (t.saves(step)) save(t, step);
+        if (t.takes_snapshot(step)) take_snapshot(t, step);
     }
     return finish(t);
 }
@@ -79,6 +80,7 @@ static RunEnd train_or_end_job(Trainer& t) {
         return train(t);
     } catch (const std::exception& error) {
         if (t.process.size() == 1) throw;
+        t.snapshots.reset();
         t.saver.reset();  // ends a save and a command that are under way
         t.log->wait_for_files();
         t.process.abort(exit_code_of(error), error.what());
@@ -91,6 +93,7 @@ static int train_command(TrainOptions options, Process& process) {
     check_same_flags(options, process);
     const FaultScope armed(Faults(process.rank()));
     fault_point("start");
+    continue_run(options, process);
     // Without --out a run gets a folder of its own. Those that --resume N and auto look into are named.
     options.out_is_new = options.out.empty() && options.keeps() && !options.resume.looks_in_out();
     if (options.out_is_new) options.out = choose_run_folder(process);
@@ -149,7 +152,8 @@ int main(int argc, char** argv) {
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
         if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
         if (options && options->ranks > 1 && !options->print_config)
-            if (const std::optional<int> exit_code = run_ranks(int(options->ranks), argv)) return *exit_code;
+            if (const std::optional<int> exit_code = run_ranks(int(options->ranks), options->max_restarts, argv))
+                return *exit_code;
         Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
                                 : ProcessOptions{});
         return process.run([&] { return run_command(command, process); });

@@ -19,6 +19,7 @@
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
+#include "comm/restart.h"
 #include "comm/tcp_net.h"
 #include "comm/tcp_proof.h"
 #include "kernels/runtime/request.h"
@@ -58,21 +59,31 @@ std::string hex(const Nonce& bytes, size_t n) {
     _exit(kExitError);
 }
 
+// One start of them after the other.
 class Ranks {
    public:
-    Ranks(int n, char** argv) : pids_(size_t(n), -1) {
+    Ranks(int n, char** argv) : pids_(size_t(n), -1), argv_(argv) {
         sigemptyset(&ours_);
         for (const int s : kPassedOn) sigaddset(&ours_, s);
         for (const int s : {SIGCHLD, SIGTSTP}) sigaddset(&ours_, s);
         sigprocmask(SIG_BLOCK, &ours_, &before_);
+    }
+    ~Ranks() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+
+    // restart_folder: "" if nobody starts them again.
+    void start(const std::string& restart_folder) {
+        const int n = int(pids_.size());
+        code_ = 0, ending_ = killed_ = false;
         int port = 0;
         const int listening = listen_on_loopback(&port);
         const std::string token = hex(random_nonce(), 16), path = own_path();
         for (int r = 0; r < n; ++r) {
             std::vector<std::string> texts = {"RINGZERO_RANK=" + std::to_string(r),
                                               "RINGZERO_RANKS=" + std::to_string(n),
-                                              "RINGZERO_PORT=" + std::to_string(port), "RINGZERO_TOKEN=" + token,
-                                              "RINGZERO_LISTENING=" + std::to_string(listening)};
+                                              "RINGZERO_PORT=" + std::to_string(port),
+                                              "RINGZERO_TOKEN=" + token,
+                                              "RINGZERO_LISTENING=" + std::to_string(listening),
+                                              std::string(kRestartVariable) + "=" + restart_folder};
             for (char** e = environ; *e; ++e)
                 if (std::strncmp(*e, "RINGZERO_", 9) != 0 && std::strncmp(*e, "PMI_", 4) != 0) texts.emplace_back(*e);
             std::vector<char*> all;
@@ -81,7 +92,7 @@ class Ranks {
             const pid_t self = getpid(), pid = fork();
             if (pid == 0) {
                 if (r > 0) close(listening);
-                become_rank(self, before_, path.c_str(), argv, all.data());
+                become_rank(self, before_, path.c_str(), argv_, all.data());
             }
             if (pid < 0) {
                 const int error = errno;
@@ -93,7 +104,6 @@ class Ranks {
         }
         close(listening);
     }
-    ~Ranks() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
 
     int wait() {
         while (running() > 0) {
@@ -107,7 +117,18 @@ class Ranks {
         return code_;
     }
 
+    // Whether the last start ended as another may not: by a signal, an error or a rank that does not answer. Not where
+    // this job was asked to stop.
+    bool may_start_again() {
+        const timespec now = {};
+        for (int s; (s = sigtimedwait(&ours_, nullptr, &now)) > 0;) note(s);
+        return !asked_to_stop_ && (killed_ || code_ == kExitError || code_ == kExitDeadline);
+    }
+
    private:
+    void note(int signal) {
+        for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGQUIT}) asked_to_stop_ |= signal == s;
+    }
     int64_t running() const {
         return std::count_if(pids_.begin(), pids_.end(), [](pid_t p) { return p > 0; });
     }
@@ -117,6 +138,7 @@ class Ranks {
             if (pid > 0) kill(pid, signal);
     }
     void pass_on(int signal) {
+        note(signal);
         if (signal != SIGTSTP) return kill_all(signal);
         kill_all(SIGSTOP);  // Ctrl-Z stops the job; what continues this process continues it
         raise(SIGSTOP);
@@ -131,7 +153,7 @@ class Ranks {
             const int code = killed ? WTERMSIG(status) : WEXITSTATUS(status);
             if (code == 0 || ending_) continue;
             code_ = code;
-            ending_ = true;
+            ending_ = true, killed_ = killed;
             // An error or a refusal ends a rank in the middle; with other codes all end, each by itself.
             const bool in_the_middle = code == kExitError || code == kExitDeadline || code == kExitRequest;
             end_at_ = Clock::now() + std::chrono::milliseconds(killed ? 0 : in_the_middle ? 200 : 2000);
@@ -144,14 +166,15 @@ class Ranks {
 
     std::vector<pid_t> pids_;
     sigset_t ours_, before_;
-    bool ending_ = false;
+    char** argv_;
+    bool ending_ = false, killed_ = false, asked_to_stop_ = false;
     int code_ = 0;
     Clock::time_point end_at_;
 };
 
 }  // namespace
 
-std::optional<int> run_ranks(int ranks, char** argv) {
+std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv) {
     const Launch launch = find_launch(environment, mpi_library());
     if (launch.size > 1) return {};
     require_request(built_with_proofs(),
@@ -159,7 +182,21 @@ std::optional<int> run_ranks(int ranks, char** argv) {
                     "other that they belong to the job\n"
                     "  nearest: mpirun -n %d; or apt-get install libssl-dev, make reconfigure and make",
                     ranks, ranks);
-    return Ranks(ranks, argv).wait();
+    Ranks job(ranks, argv);  // its signals stay blocked until the folder is gone
+    std::optional<RestartFolder> folder;
+    if (max_restarts > 0) folder.emplace();
+    for (int64_t restarts = 0;; ++restarts) {
+        job.start(folder ? folder->path() : restart_folder());
+        const int code = job.wait();
+        if (!folder || code == 0 || !job.may_start_again() || !folder->has_begun()) return code;
+        if (restarts == max_restarts) {
+            std::fprintf(stderr, "train_llama: the last of %lld restarts has failed (--max-restarts)\n",
+                         (long long)max_restarts);
+            return code;
+        }
+        std::fprintf(stderr, "train_llama: ended with %d; all %d ranks start again (restart %lld of at most %lld)\n",
+                     code, ranks, (long long)restarts + 1, (long long)max_restarts);
+    }
 }
 
 void check_ranks(int64_t ranks, const Process& process) {

@@ -12,7 +12,9 @@ class Process;
 // fails the others are ended, and its exit code is this process's: that of its error; of a rank that a signal has
 // killed the signal's number, as mpirun's. The ranks end with this process, however that ends. Before anything has made
 // a thread.
-std::optional<int> run_ranks(int ranks, char** argv);
+// max_restarts: after a signal, an error (70) or a deadline (71) all ranks start again, so often at most; they find
+// RINGZERO_RESTART in their environment (restart.h).
+std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv);
 
 // Refuses --ranks in a process that another launcher has started with another number.
 void check_ranks(int64_t ranks, const Process&);

@@ -103,6 +103,7 @@ for section in $sections; do
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
+      run snapshots test/program/test_snapshots.sh ./train_llama
       run recorder test/program/test_recorder.sh ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
@@ -135,6 +136,7 @@ for section in $sections; do
       run mutations test/faults/mutations.py ./train_llama --cases 48
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
+      run snapshots-full test/program/test_snapshots.sh ./train_llama --full
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run layouts test/program/test_layouts.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama

@@ -17,7 +17,8 @@
 #
 #   dev/run/supervise.sh --ranks 'wc -l < hosts' -- mpirun -n {ranks} -f hosts ./train_llama --out runs/big ...
 #
-# Adds --resume auto to the command. Ends with
+# Adds --resume auto to the command. Snapshots of --snapshot-every outlive the run's processes in a folder in /dev/shm, which goes when this
+# script ends, however it ends; after kill -9 of it, with the next one. Ends with
 #   0   the run has finished             75  it was asked to stop; its state is saved
 #   2   the command line is wrong, or another supervisor keeps this run going, or too few ranks are there for the layout
 #   3   given up: no new checkpoint between two restarts, or too many restarts; the last lines say why each start ended
@@ -59,6 +60,19 @@ mkdir -p -- "$out" || exit 2
 exec 9>> "$out/supervise.lock" || exit 2
 flock -n 9 || { say "another supervisor keeps the run in $out going"; exit 2; }
 
+# What ranks that start again continue from (comm/restart.h): no lock is held on what a killed supervisor has left.
+if [ -z "${RINGZERO_RESTART:-}" ]; then
+  for left in /dev/shm/ringzero-restart-*; do
+    [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
+  done
+  if memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX 2> /dev/null); then
+    trap 'rm -rf -- "$memory"' EXIT
+    exec 7< "$memory"
+    flock -n 7
+    export RINGZERO_RESTART=$memory
+  fi
+fi
+
 # field NAME...: the values in run_status.json, one per line; empty lines where there are none
 field() {
   python3 -c '
@@ -69,7 +83,7 @@ for name in sys.argv[2:]: print(str(status.get(name, "")).split("\n")[0])' "$out
 }
 newest() {
   local name step=0
-  for name in "$out"/checkpoints/step_*; do
+  for name in "$out"/checkpoints/step_* "${RINGZERO_RESTART:-$out}"/checkpoints/step_*; do
     name=${name##*/step_}
     [[ $name =~ ^[0-9]+$ ]] && step=$((10#$name > step ? 10#$name : step))
   done

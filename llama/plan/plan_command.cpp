@@ -112,6 +112,7 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
         ranks.push_back({{"rank", r.rank},
                          {"memory_peak", memory_json(r.memory.peak, r.memory.total)},
                          {"host_memory_peak", memory_json(r.memory.host_peak, r.memory.host)},
+                         {"bytes_of_snapshots", r.memory.snapshots},
                          {"bytes_from_host", r.memory.from_host},
                          {"bytes_to_host", r.memory.to_host},
                          {"bytes_sent_first_step", r.first_sent},
@@ -146,6 +147,7 @@ void print_memory(const PlanCase& c, const Plan& plan) {
         row(name_of(MemKind(k)), most.memory.peak[size_t(k)], least.memory.peak[size_t(k)]);
     row("at once", most.memory.total, least.memory.total);
     row("host, pinned", most.memory.host, least.memory.host);
+    row("in snapshots", most.memory.snapshots, least.memory.snapshots);
     row("sent a step", most.sent, least.sent);
     if (most.watched_sent != most.sent) row("  with stats", most.watched_sent, least.watched_sent);
     for (const auto& [name, axis] : kAxes)

@@ -10,6 +10,7 @@
 #include "llama/base/clock.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/resume.h"
+#include "llama/train/snapshots.h"
 
 namespace rz {
 
@@ -65,6 +66,7 @@ void Health::take_folder(const TrainOptions& o) {
         CheckpointStore(o.out).clean();
     }
     status_->running(0);
+    if (process_.is_root() && !o.out.empty()) begin_restarts(o.out);
 }
 
 void Health::set_guards(const TrainOptions& o) {

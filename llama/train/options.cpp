@@ -6,6 +6,7 @@
 #include "comm/host.h"
 #include "kernels/runtime/request.h"
 #include "llama/model/presets.h"
+#include "llama/train/snapshots.h"
 
 namespace rz {
 
@@ -72,6 +73,7 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
     }
     settle(train, arguments, tables[0], found);
     check_given(train);
+    check_restarts(train);
     if (train.presets) {
         std::cout << preset_table();
         return 0;

@@ -148,6 +148,7 @@ struct TrainOptions {
 
     // many ranks
     int64_t ranks = 0;  // that this process starts; 0: whoever started it has started them all
+    int64_t max_restarts = 0;
     int64_t zero = 0;
     int64_t shard_size = 0;  // 0: all ranks
     int64_t prefetch = 1;
@@ -200,6 +201,8 @@ struct TrainOptions {
     bool out_is_new = false;  // it was not given, and is made when the run begins
     bool overwrite = false;
     int64_t save_every = 1000, keep = 2, keep_every = 0;
+    int64_t snapshot_every = 0;  // steps; 0: never
+    bool restarted = false;      // it continues a run whose ranks have ended (snapshots.h)
     int64_t shard_above_mib = kShardAbove >> 20;
     bool background_save = true, allow_data_change = false;
     std::string after_save, before_resume;            // commands; empty: none

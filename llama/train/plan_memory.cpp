@@ -23,6 +23,7 @@
 #include "llama/model/weights.h"
 #include "llama/train/metrics.h"
 #include "llama/train/sample.h"
+#include "llama/train/snapshots.h"
 #include "llama/train/trainer.h"
 
 namespace rz {
@@ -59,6 +60,10 @@ class DryRun {
         }
         if (o.recheck_every > 0 && job.kind == DeviceKind::cuda) recheck_ = host_for(kRecheckPiece);
         if (!o.out.empty() && o.background_save && o.save_every > 0) copy_ = host_for(copy_of_state_bytes(core_->zero));
+        if (o.snapshot_every > 0) {
+            snapshots_[0] = host_for(copy_of_state_bytes(core_->zero));
+            snapshots_[1] = host_for(snapshot_bytes(core_->zero));
+        }
         numbers_ = Metrics::make_numbers(device_);
         if (o.stats_every > 0) statistics_.emplace(*core_);
         if (o.eval_every > 0) evaluation_.emplace(device_, o.batch, o.seq_len / mesh_->place(Axis::cp).size);
@@ -211,6 +216,7 @@ class DryRun {
             memory.peak[size_t(k)] = ledger.peak(DeviceKind::planned, MemKind(k)),
             memory.host_peak[size_t(k)] = ledger.peak(DeviceKind::cpu, MemKind(k));
         memory.total = ledger.peak(DeviceKind::planned);
+        for (const Buffer& part : snapshots_) memory.snapshots += part.bytes();
         memory.host = ledger.peak(DeviceKind::cpu);
         return memory;
     }
@@ -266,7 +272,7 @@ class DryRun {
     std::unique_ptr<Mesh> mesh_;
     std::unique_ptr<TrainingCore> core_;
     std::unique_ptr<BatchFeeder> feeder_;
-    Buffer copy_, ids_, recheck_;
+    Buffer copy_, snapshots_[2], ids_, recheck_;
     Metrics::Numbers numbers_;
     std::optional<Scorer::Buffers> evaluation_;
     std::optional<Statistics> statistics_;

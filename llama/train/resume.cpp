@@ -20,6 +20,7 @@
 #include "llama/model/hf.h"
 #include "llama/train/guards.h"
 #include "llama/train/run_status.h"
+#include "llama/train/snapshots.h"
 
 namespace rz {
 
@@ -55,33 +56,62 @@ static Manifest checked_manifest(const std::string& folder) {
     return manifest;
 }
 
-// Rank 0. Takes the newest good one of `steps`, descending; tells about those that are not.
-static std::optional<ResumePoint> newest_good(const CheckpointStore& store, const std::vector<int64_t>& steps,
-                                              std::vector<std::string> notes) {
-    for (size_t i = 0; i < steps.size(); ++i) {
-        ResumePoint point{
-            .folder = store.path(steps[i]), .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
+static const char* word_of(const std::string& folder) { return is_snapshot(folder) ? "snapshot" : "checkpoint"; }
+
+// Rank 0. Takes the newest good one of `saved`, descending; tells about those that are not. Nothing where there is
+// none, or snapshots alone.
+static std::optional<ResumePoint> newest_good(const std::vector<SavedStep>& saved, std::vector<std::string> notes) {
+    for (size_t i = 0; i < saved.size(); ++i) {
+        const std::string& folder = saved[i].folder;
+        ResumePoint point{.folder = folder, .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
         try {
-            point.manifest = checked_manifest(point.folder);
-            require(point.manifest.step == steps[i], "%s: its manifest is of step %lld", point.folder.c_str(),
+            point.manifest = checked_manifest(folder);
+            require(point.manifest.step == saved[i].step, "%s: its manifest is of step %lld", folder.c_str(),
                     (long long)point.manifest.step);
         } catch (const Error& error) {
-            notes.push_back(std::string("checkpoint refused: ") + error.what());
+            notes.push_back(std::string(word_of(folder)) + " refused: " + error.what());
             continue;
         }
-        point.older.assign(steps.begin() + int64_t(i) + 1, steps.end());
+        point.older.assign(saved.begin() + int64_t(i) + 1, saved.end());
         return point;
     }
-    if (steps.empty()) return std::nullopt;
+    if (saved.empty() || is_snapshot(saved.back().folder)) {
+        for (const std::string& n : notes) std::fprintf(stderr, "train_llama: %s\n", n.c_str());
+        return std::nullopt;
+    }
     std::string all;
     for (const std::string& n : notes) all += "\n  " + n;
     fail("%s: none of its checkpoints can be resumed from:%s\n  give another --out, or --overwrite",
-         store.folder().c_str(), all.c_str());
+         parent_folder(saved.back().folder).c_str(), all.c_str());
 }
 
 static std::vector<int64_t> descending(std::vector<int64_t> steps) {
     std::reverse(steps.begin(), steps.end());
     return steps;
+}
+
+static std::vector<SavedStep> saved_steps(const CheckpointStore& store, const std::vector<int64_t>& steps) {
+    std::vector<SavedStep> saved;
+    for (const int64_t step : steps) saved.push_back({step, store.path(step)});
+    return saved;
+}
+
+// What ranks that start again can continue from. A snapshot before a checkpoint of the same step.
+static std::optional<ResumePoint> newest_of_both(const TrainOptions& o, const CheckpointStore& own,
+                                                 const std::vector<int64_t>& steps) {
+    if (!o.restarted || o.snapshot_every == 0) return newest_good(saved_steps(own, steps), {});
+    const CheckpointStore memory = snapshot_store();
+    std::vector<SavedStep> saved = saved_steps(memory, descending(memory.steps()));
+    std::vector<std::string> notes;
+    if (saved.empty()) notes.emplace_back("no snapshot is whole");
+    for (const SavedStep& one : saved_steps(own, steps)) saved.push_back(one);
+    std::stable_sort(saved.begin(), saved.end(), [](const auto& a, const auto& b) { return a.step > b.step; });
+    std::optional<ResumePoint> point = newest_good(saved, notes);
+    if (!point)
+        std::fprintf(stderr, "train_llama: no snapshot is whole and there is no checkpoint: the run begins again\n");
+    else if (!is_snapshot(point->folder) && !point->notes.empty())
+        point->notes.push_back(format("going back to the checkpoint of step %lld", (long long)point->manifest.step));
+    return point;
 }
 
 // A run that begins writes its own metrics, checkpoints and weights over what it finds: not over those of a run that
@@ -132,7 +162,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     if (o.resume.newest()) {
         require_request(!o.out.empty(),
                         "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
-        std::optional<ResumePoint> point = newest_good(own, steps, {});
+        std::optional<ResumePoint> point = newest_of_both(o, own, steps);
         if (!point) refuse_used_folder(o, own, saved_step);
         return point;
     }
@@ -159,7 +189,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
         const std::vector<int64_t> theirs = descending(other.folders());
         require_request(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
         if (o.branch >= 0) return checkpoint_of_step(other, theirs, o.branch, "--branch");
-        return newest_good(other, theirs, {});
+        return newest_good(saved_steps(other, theirs), {});
     }
     return ResumePoint{.folder = from, .manifest = checked_manifest(from)};
 }
@@ -245,7 +275,7 @@ std::optional<ResumePoint> find_rollback(const TrainOptions& o, Process& process
             std::vector<int64_t> old = before;
             std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
             if (old.empty() && !before.empty()) old = {before.back()};
-            point = newest_good(store, old, {});
+            point = newest_good(saved_steps(store, old), {});
         } catch (const Error& error) {
             std::fprintf(stderr, "train_llama: %s\n", error.what());
         }
@@ -253,15 +283,20 @@ std::optional<ResumePoint> find_rollback(const TrainOptions& o, Process& process
     return share(point, process);
 }
 
-ResumePoint fall_back(const TrainOptions& o, Process& process, const ResumePoint& point, const std::string& why) {
+ResumePoint fall_back(Process& process, const ResumePoint& point, const std::string& why) {
     std::optional<ResumePoint> next;
     if (process.is_root()) {
+        std::error_code none;
+        if (is_snapshot(point.folder))
+            fs::remove_all(point.folder, none);  // where it is all there is, the run begins again
         require(!point.older.empty(), "%s: there is no older checkpoint to fall back to", why.c_str());
         std::vector<std::string> notes = point.notes;
-        notes.push_back("checkpoint refused: " + why);
-        // The run that the point belongs to: RUN/checkpoints/step_N
-        const std::string run = fs::path(point.folder).parent_path().parent_path();
-        next = newest_good(CheckpointStore(run.empty() ? o.out : run), point.older, notes);
+        notes.push_back(std::string(word_of(point.folder)) + " refused: " + why);
+        next = newest_good(point.older, notes);
+        require(next.has_value(), "%s", why.c_str());
+        if (is_snapshot(point.folder))
+            next->notes.push_back(
+                format("going back to the %s of step %lld", word_of(next->folder), (long long)next->manifest.step));
     }
     return *share(next, process);
 }

@@ -12,18 +12,24 @@
 
 namespace rz {
 
+// A folder of a checkpoint or snapshot, not looked into.
+struct SavedStep {
+    int64_t step = 0;
+    std::string folder;
+};
+
 struct ResumePoint {
     std::string folder;
     Manifest manifest;
     bool may_fall_back = false;           // --resume auto: an older one will do if this one's tensors are damaged
-    std::vector<int64_t> older = {};      // steps of the same run, descending
+    std::vector<SavedStep> older = {};    // of the same run, descending
     std::vector<std::string> notes = {};  // rank 0: lines for the user
     bool rolls_back = false;              // its last rollback is what brought the run here
 };
 
-// Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right; a
-// step or a folder must be right. Nothing if the run begins. Throws if --out holds checkpoints and nothing was said
-// about them.
+// Collective. --resume auto takes the newest checkpoint in --out whose manifest, sizes and small files are right, of
+// ranks that start again also the newest snapshot; a step or a folder must be right. Nothing if the run begins. Throws
+// if --out holds checkpoints and nothing was said about them.
 // `saved_step`: of the last checkpoint that run_status.json tells of, or -1. A run that begins finds nothing of another
 // in --out.
 std::optional<ResumePoint> find_checkpoint(const TrainOptions&, Process&, int64_t saved_step);
@@ -33,7 +39,7 @@ ResumePoint checkpoint_at(const TrainOptions&, Process&, int64_t step);
 // nothing.
 std::string set_aside(const std::string& out);
 // Collective: the newest good one among `point.older`; throws if there is none. `why` is what was wrong with the point.
-ResumePoint fall_back(const TrainOptions&, Process&, const ResumePoint& point, const std::string& why);
+ResumePoint fall_back(Process&, const ResumePoint& point, const std::string& why);
 
 // Collective: what a run that went wrong at step `from` goes back to: the newest good checkpoint --rollback-steps
 // before it, or the oldest one before it. Nothing if there is none.

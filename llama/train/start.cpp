@@ -20,6 +20,7 @@
 #include "llama/base/json.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/checkpoint_store.h"
+#include "llama/train/snapshots.h"
 
 namespace rz {
 
@@ -205,7 +206,7 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const D
         from.notes.insert(from.notes.end(), report.notes.begin(), report.notes.end());
         if (problem.empty()) break;
         require(from.may_fall_back, "%s", problem.c_str());
-        from = fall_back(options, process, from, problem);
+        from = fall_back(process, from, problem);
     }
     if (from.folder == CheckpointStore(options.out).path(m.step)) health.status().set_saved_step(m.step);
     core.zero.optimizer.set_updates(m.updates);
@@ -213,7 +214,8 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const D
     health.restore(m.guards, from.folder + ": guards");
     if (!process.is_root()) return m;
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    std::printf("resumed  %s: step %lld, %lld tokens\n", from.folder.c_str(), (long long)m.step, (long long)m.tokens);
+    std::printf("resumed  %s%s: step %lld, %lld tokens\n", is_snapshot(from.folder) ? "the snapshot " : "",
+                from.folder.c_str(), (long long)m.step, (long long)m.tokens);
     if (m.step >= options.steps) tell_of_the_end(m, options);
     return m;
 }

@@ -7,7 +7,6 @@
 #include <cstdlib>
 #include <filesystem>
 #include <thread>
-#include <tuple>
 #include <utility>
 
 #include "comm/host.h"
@@ -199,19 +198,6 @@ static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process
     if (o.trace_steps == 0 || first_step > o.steps) return nullptr;
     const int64_t first = std::min(first_step + 2, o.steps);
     return std::make_unique<Trace>(process, core.compute, meter, first, std::min(o.trace_steps, o.steps - first + 1));
-}
-
-static SaveOptions save_options(const TrainOptions& o, const DataPaths& paths, Log& log) {
-    return {.run_folder = o.out,
-            .keep = o.keep,
-            .keep_every = o.keep_every,
-            .save_every = o.save_every,
-            .background = o.background_save && o.save_every > 0,
-            .tokenizer = paths.tokenizer_files,
-            .mark = !o.after_save.empty(),
-            .timeout_s = std::max(o.timeout, o.disk_timeout),
-            .shard_above = o.shard_above_mib << 20,
-            .await_records = [&log] { log.wait_for_files(); }};
 }
 
 // The most that this rank will take, saves and final weights included (plan_memory.h); what can't be planned says so.
@@ -487,6 +473,7 @@ void Trainer::check_reports() {
     require_request(o.trace_steps == 0 || !o.out.empty(),
                     "--trace-steps %lld writes trace.json into --out, which is empty", (long long)o.trace_steps);
     make_evaluation(*this);
+    check_snapshot_memory(o, process, core->zero);
 }
 
 // Files and numbers beside the steps.
@@ -495,10 +482,7 @@ void Trainer::open_reports() {
     const Manifest& m = start.resumed;
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
     trace = make_trace(o, process, *core, meter, start.first_step());
-    if (!o.out.empty())
-        saver = std::make_unique<Saver>(process, *core, health, *log, save_options(o, sources.paths, *log),
-                                        health.report_hang_after(), o.after_save,
-                                        [this](int64_t step) { return manifest_at(*this, step); });
+    open_saves(*this);
     metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
                                         o.out + "/trace.json", o.steps, o.log_every);
     if (o.stats_every > 0) {
@@ -513,37 +497,8 @@ void Trainer::open_reports() {
 
 // ---- what the loop does to all parts --------------------------------------------------------------------------------
 
-bool Trainer::saves(int64_t step) const {
-    return saver && options.save_every > 0 && (step % options.save_every == 0 || step == options.steps);
-}
-
 bool Trainer::validates(int64_t step) const {
     return step == options.steps || (options.val_every > 0 && step % options.val_every == 0);
-}
-
-// A run that is killed before its next save continues as it was asked here: what was given at this start goes into the
-// checkpoint that it resumed from, and a checkpoint of another run becomes one of its own.
-static void keep_request(Trainer& t) {
-    const Manifest& was = t.start.resumed;
-    if (!t.saver || was.step == 0 || was.step >= t.options.steps) return;
-    std::error_code none;
-    const std::string own = CheckpointStore(t.options.out).path(was.step);
-    const bool elsewhere = t.process.is_root() && !std::filesystem::equivalent(t.start.folder, own, none);
-    if (t.process.max(int64_t(elsewhere)) != 0) {
-        if (t.options.save_every == 0) return;
-        save(t, was.step, t.reports_due);
-        Process::DiskWork files(t.process);
-        t.saver->finish();
-        files.join();
-        return;
-    }
-    Manifest now = manifest_at(t, was.step);
-    now.files = was.files;
-    const auto asked = [](const Manifest& m) {
-        return std::tie(m.flags, m.lr_from_step, m.lr_from_rate, m.lr_rewarm, m.samples);
-    };
-    if (t.process.is_root() && asked(now) != asked(was))
-        write_file_atomically(t.start.folder + "/" + kManifestName, now.to_json());
 }
 
 void begin_training(Trainer& t) {
@@ -552,11 +507,6 @@ void begin_training(Trainer& t) {
     const int64_t step = t.start.resumed.step;
     if (step == 0 ? t.options.val_every > 0 : t.reports_due && t.validates(step)) validate(t, step);
     if (t.reports_due && t.evaluates(step)) evaluate(t, step);
-}
-
-// The state after `step`, for a run that ends early.
-static void save_last(Trainer& t, int64_t step, bool reports_due) {
-    if (t.health.end()->saves && t.saver) save(t, step, reports_due);
 }
 
 bool await_data(Trainer& t, int64_t step) {
@@ -670,29 +620,7 @@ void end_step(Trainer& t, int64_t step) {
     check_wire(t, step);
     nvtx_pop();
     if (t.saver) t.saver->report();
-}
-
-void save(Trainer& t, int64_t step, bool reports_due) {
-    t.metrics->flush();
-    t.log->complete_rows();
-    t.reports_due = reports_due;
-    if (t.health.end() && !t.health.end()->saves) return;  // known only now, where steps are reported one late
-    Process::DiskWork files(t.process);
-    t.saver->save(step);
-    files.join();
-    t.metrics->leave_out();
-}
-
-bool ends(Trainer& t, int64_t step) {
-    t.health.look_for_stop();
-    if (!t.health.end() && t.stage_ends(step)) {
-        save(t, step, t.reports(step));
-        if (!t.health.end()) return true;
-    }
-    if (!t.health.end()) return false;
-    if (t.health.end()->saves && step == t.options.steps) return false;  // done anyway
-    save_last(t, step, t.reports(step));
-    return true;
+    if (t.snapshots) t.snapshots->settle();
 }
 
 }  // namespace rz

@@ -22,6 +22,7 @@
 #include "llama/train/resume.h"
 #include "llama/train/saver.h"
 #include "llama/train/schedule.h"
+#include "llama/train/snapshots.h"
 
 namespace rz {
 
@@ -60,6 +61,7 @@ struct Trainer {
     std::unique_ptr<ShardSums> shard_sums;
     std::unique_ptr<Recheck> recheck;        // nullptr: none is asked for
     std::unique_ptr<Saver> saver;            // nullptr without --out
+    std::unique_ptr<Snapshots> snapshots;    // nullptr: none are asked for
     std::unique_ptr<Evaluation> evaluation;  // nullptr: none is asked for; with `scorer`
     std::unique_ptr<Scorer> scorer;
     Peak peak;                // that MFU is measured against
@@ -85,6 +87,7 @@ struct Trainer {
     }
     int64_t samples_per_step() const { return batches->samples_per_step(); }
     bool saves(int64_t step) const;
+    bool takes_snapshot(int64_t step) const;
     bool validates(int64_t step) const;
     bool evaluates(int64_t step) const;
     bool reports(int64_t step) const { return validates(step) || evaluates(step); }
@@ -136,6 +139,14 @@ void evaluate(Trainer&, int64_t step);
 // Writes a checkpoint of the state after `step`; training continues meanwhile. reports_due: the run stops before
 // they are made, and its next start makes them.
 void save(Trainer&, int64_t step, bool reports_due = false);
+// The same in this host's memory.
+void take_snapshot(Trainer&, int64_t step);
+// The state after `step`, of a run that ends early.
+void save_last(Trainer&, int64_t step, bool reports_due);
+// A run that is killed before its next save continues as it was asked here: what was given at this start goes into the
+// checkpoint that it resumed from, and a checkpoint of another run becomes one of its own.
+void keep_request(Trainer&);
+void open_saves(Trainer&);
 // Whether the run ends after this step, the same on all ranks; saved then, if it is good.
 bool ends(Trainer&, int64_t step);
 

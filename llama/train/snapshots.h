@@ -1,0 +1,51 @@
+#pragma once
+// --snapshot-every: checkpoints in the memory of this host, in the folder of comm/restart.h, for ranks that start again
+// after one has died. A snapshot of step S counts before step S + 2 begins; the one before it goes then.
+
+#include <string>
+
+#include "comm/process.h"
+#include "llama/checkpoint/checkpoint.h"
+#include "llama/report/log.h"
+#include "llama/train/core.h"
+#include "llama/train/health.h"
+#include "llama/train/options_train.h"
+
+namespace rz {
+
+// Refuses --max-restarts and --snapshot-every where nothing would start the ranks again.
+void check_restarts(const TrainOptions&);
+// Rank 0: what ranks that start again continue.
+void begin_restarts(const std::string& out);
+// Collective: ranks that start again continue the run in its folder, whatever the first start was asked for.
+void continue_run(TrainOptions&, Process&);
+
+CheckpointStore snapshot_store();
+bool is_snapshot(const std::string& checkpoint_folder);
+
+// Of this rank, in files: one that counts, and the next.
+int64_t snapshot_bytes(const Zero&);
+// Collective, before training: throws where the host's memory for files is too small.
+void check_snapshot_memory(const TrainOptions&, Process&, const Zero&);
+
+class Snapshots {
+   public:
+    // Collective; all outlive this. `keeps`: this start came from one, which stays until the next counts.
+    Snapshots(Process&, TrainingCore&, Health&, Log&, SaveOptions of_checkpoints, bool keeps);
+    ~Snapshots();
+
+    // Collective: copies the state, and makes a snapshot of the copy while training continues.
+    void take(Manifest);
+    // Collective, after each step: the last one counts now.
+    void settle();
+
+   private:
+    Process& process_;
+    TrainingCore& core_;
+    Health& health_;
+    Log& log_;
+    CheckpointWriter writer_;
+    bool under_way_ = false, told_ = false;
+};
+
+}  // namespace rz
