@@ -137,6 +137,7 @@ for section in $sections; do
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
+      run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 0.2 --steps 30
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run layouts test/program/test_layouts.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama

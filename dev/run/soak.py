@@ -2,6 +2,7 @@
 """Trains while faults of every kind happen, one after another, and asks for the weights of the same work without faults.
 
     dev/run/soak.py PROGRAM SHIM [--minutes M] [--faults N] [--seed S] [--steps N] [--jobs N] [--timeout S] [--round R [--start K]] [--report FILE]
+    dev/run/soak.py PROGRAM SHIM --snapshots [...]
 
 SHIM is the library made of test/faults/file_faults.cpp. A round is one run of --steps steps. Each of its starts resumes from
 what the one before it left, with another layout: 1 to 4 ranks, ZeRO 0 to 3, tp, pp and cp. In each start one or two faults
@@ -13,6 +14,10 @@ gradient norm, rate, hash of the tokens, validations; no times) must be the same
 What is drawn depends on seed, round and start alone, but for moments: --round R runs one round again, --round R --start K one
 start of it: after a run without faults up to half the steps, and before one to the end. Exit code 0: every round's bits were those of its replay, and no start ended otherwise than a
 fault may end it.
+
+--snapshots: each round is one job that starts its own ranks again (--ranks with --max-restarts, or supervise.sh with mpirun) from
+snapshots in memory. Ranks are killed and stopped at random moments; what is lost of the steps, the final weights and the rows are
+those of the same run without faults, and nothing may stay in /dev/shm.
 """
 
 import argparse
@@ -402,6 +407,85 @@ class Round:
         shutil.rmtree(folder, ignore_errors=True)
 
 
+class SnapshotRound(Round):
+    """One job on one layout, whose ranks die until it has ended."""
+
+    EVERY, MOST = 3, 4  # steps between snapshots; faults of a round
+
+    def command_with(self, layout, supervised):
+        command = self.command(layout, "", self.folder, self.soak.steps, 10)
+        ranks, program = command[2], command[3:-2]  # without --resume auto
+        program[program.index("--log-every") + 1] = "1"
+        program += ["--snapshot-every", str(self.EVERY)]
+        if supervised:
+            keeper = [str(ROOT / "dev/run/supervise.sh"), "--max-restarts", "50", "--backoff", "0"]
+            return [*keeper, "--", "mpirun", "-n", ranks, *program]
+        return [*program, "--ranks", ranks, "--max-restarts", "50"]
+
+    def ranks(self):
+        found = []
+        for pid in processes(self.folder)["rank"]:
+            try:
+                words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if any(word.startswith((b"RINGZERO_RANK=", b"PMI_RANK=")) for word in words):
+                found.append(pid)
+        return sorted(found)
+
+    def run(self):
+        soak = self.soak
+        chance = random.Random(f"{soak.seed} snapshots {self.number}")
+        layout = chance.choice([name for name in LAYOUTS if not name.startswith("1 ")])
+        supervised = self.number % 2 == 1
+        log_path = soak.work / f"round{self.number}.log"
+        with open(log_path, "wb") as log:
+            job = self.launch(self.command_with(layout, supervised), {"FAULT": "step:*:*:sleep=0.05"}, log)
+            for _ in range(self.MOST):
+                moment = time.monotonic() + chance.uniform(0.5, 1.5) * soak.typical
+                while job.poll() is None and time.monotonic() < moment:
+                    time.sleep(0.05)
+                number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
+                there = self.ranks()
+                if there and send([there[int(chance.random() * len(there))]], number):
+                    kind = "a rank is stopped" if number == signal.SIGSTOP else "kill -9 of a rank"
+                    self.counts[f"{kind}, under {'supervise.sh' if supervised else '--ranks'}"] += 1
+            hung = self.wait(job)
+            left = self.end_all(grace=0 if hung else 10)
+        text = log_path.read_text(errors="replace")
+        self.judge_job(job, text, layout, hung, left)
+        if not self.problems:
+            self.made[soak.steps] = [Segment(layout, 0, soak.steps)]
+            self.replay()
+        if not self.problems:
+            shutil.rmtree(self.folder, ignore_errors=True)
+        return self
+
+    def judge_job(self, job, text, layout, hung, left):
+        lost, last = [], 0
+        for step, resumed, anew in re.findall(
+            r"^step +(\d+)/|^resumed  .*step_(\d+)|(the run begins again)", text, re.M
+        ):
+            if step:
+                last = int(step)
+            elif resumed or anew:
+                lost.append(last - int(resumed or 0))
+                last = int(resumed or 0)
+        self.starts = len(lost) + 1
+        from_memory = text.count("resumed  the snapshot")
+        note = f"round {self.number}: {layout}; {dict(self.counts)}; rc {job.returncode}; steps lost {lost}, {from_memory} from snapshots"
+        self.log_lines.append(note)
+        problem = f"ended with {job.returncode}" if hung or job.returncode != 0 else ""
+        if left:
+            problem = f"{left} processes were left"
+        if any(n > self.EVERY for n in lost):
+            problem = f"more than {self.EVERY} steps were lost"
+        if any(os.path.exists(name) for name in re.findall(r"/dev/shm/ringzero-restart-\w+", text)):
+            problem = "something is left in /dev/shm"
+        if problem:
+            self.problems.append(f"{note}\n  {problem}\n  " + "\n  ".join(text.splitlines()[-40:]))
+
+
 def state(folder, step):
     out = {}
     last = folder / f"checkpoints/step_{step:09d}"
@@ -439,6 +523,7 @@ class Soak:
         self.program, self.shim = os.path.abspath(args.program), os.path.abspath(args.shim)
         self.seed, self.steps, self.work = args.seed, args.steps, pathlib.Path(work)
         self.timeout, self.start = args.timeout, args.start
+        self.snapshots = args.snapshots
         self.limit, self.wanted = 60 * args.minutes, args.faults
         self.began, self.total = time.monotonic(), 0
         self.lock = threading.Lock()
@@ -471,7 +556,7 @@ class Soak:
                     number = next(numbers, None)
                 if number is None:
                     return
-                done = Round(self, number).run()
+                done = (SnapshotRound if self.snapshots else Round)(self, number).run()
                 with self.lock:
                     rounds.append(done)
                     self.total += sum(done.counts.values())
@@ -491,13 +576,21 @@ class Soak:
         commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
         counts = sum((r.counts for r in rounds), collections.Counter())
         bad = sum(bool(r.problems) for r in rounds)
+        how = (
+            "Each start has another layout (1 to 4 ranks, ZeRO 0 to 3, tp, pp, cp) and resumes\nfrom what the one before "
+            "left; a checkpoint every 4 steps."
+        )
+        if self.snapshots:
+            how = (
+                f"Each round is one job with a snapshot every {SnapshotRound.EVERY} steps and a checkpoint every 10,\nwhich "
+                f"starts its ranks again; at most {SnapshotRound.EVERY} steps were lost by a fault."
+            )
         text = f"""# Soak: {time.strftime("%Y-%m-%d", time.gmtime())}
 
 `{command}` at commit {commit}, {os.cpu_count()} cores, CPU.
 
 **{sum(counts.values())} faults in {sum(r.starts for r in rounds)} starts, {len(rounds)} rounds of {self.steps} steps and
-{time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** Each start has another layout (1 to 4 ranks, ZeRO 0 to 3, tp, pp, cp) and resumes
-from what the one before left; a checkpoint every 4 steps. Each round's sequence of (step, layout) was run again without
+{time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** {how} Each round's sequence of (step, layout) was run again without
 faults: final weights, optimizer state and rows of metrics.jsonl were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
 
 | fault | times |
@@ -524,6 +617,7 @@ def main():
     parser.add_argument("--timeout", type=float, default=8, help="of the ranks; more where the machine does other work")
     parser.add_argument("--round", type=int, default=-1)
     parser.add_argument("--start", type=int, default=-1)
+    parser.add_argument("--snapshots", action="store_true")
     parser.add_argument("--report", default="")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as work:
