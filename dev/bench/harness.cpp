@@ -3,6 +3,7 @@
 //   build/dev/harness list-targets [--group ddp]
 //   build/dev/harness run --targets all --profile minimal --out runs/harness
 //   build/dev/harness run --targets zero:zero3,pipeline --ranks 2,4 --target-extra-arg zero3="--prefetch 2" --summary
+//   build/dev/harness run --compute sleep --link 200mbit --summary      known times, shaped links (root)
 //   build/dev/harness compare runs/before runs/after [--html compare.html]
 //   build/dev/harness table runs/harness             what the field prints, as Markdown
 //
@@ -54,7 +55,10 @@ struct RunOptions {
     int repeats = 0, steps = 0;
     double timeout = 300;
     bool summary = false;
+    std::string compute = "real", link;
     std::string command;
+
+    bool sleeps() const { return compute == "sleep"; }
 };
 
 struct Profile {
@@ -101,6 +105,16 @@ std::string for_shell(const Words& words) {
         text += "'";
     }
     return text;
+}
+
+// Of tc's notation. Of what a link carries, 1448 of 1538 bytes of a packet are a message's.
+double megabytes_per_second(const std::string& rate) {
+    const size_t digits = rate.find_first_not_of("0123456789");
+    const std::string unit = digits == std::string::npos ? "" : rate.substr(digits);
+    const double factor = unit == "kbit" ? 1e-3 : unit == "mbit" ? 1 : unit == "gbit" ? 1e3 : 0;
+    require_request(digits > 0 && digits < 10 && factor > 0,
+                    "--link %s: a rate is a number with kbit, mbit or gbit\n  nearest: --link 200mbit", rate.c_str());
+    return std::stod(rate) * factor / 8 * 1448 / 1538;
 }
 
 double load_average() {
@@ -222,6 +236,8 @@ std::map<std::string, std::string> environment_of(const RunOptions& o, Device de
     e["version"] = version();
     e["command"] = o.command;
     e["profile"] = o.profile;
+    e["compute"] = o.sleeps() ? "sleep: passes take known times" : "real";
+    if (!o.link.empty()) e["link"] = o.link + ", each host's, in network namespaces";
     e["host"] = host_name();
     e["os"] = std::string(os.sysname) + " " + os.release;
     e["compiler"] = __VERSION__;
@@ -297,10 +313,14 @@ class Harness {
         for (const Job& job : jobs) ranks = std::max(ranks, job.ranks);
         const std::string tool = o_.build + "/dev/sanity";
         if (ranks == 1 || !path_exists(tool)) return;
-        Words words = launched(ranks);
+        Words words = launched(ranks, 1);
         words.insert(words.end(), {tool, "--links", "--device", device_.is_cuda() ? "cuda" : "cpu"});
         const std::string found = output_of(for_shell(words) + " | sed -n '/ring/,$s/^ *\\([0-9]* links.*\\)/\\1/p'");
         if (!found.empty()) report_.environment["measured links"] = format("%d ranks in a ring: ", ranks) + found;
+    }
+
+    static bool is_named(const BenchTarget& t, const std::string& asked) {
+        return t.name == asked || t.name.substr(0, t.name.find(':')) == asked;
     }
 
     std::vector<Job> jobs_of() const {
@@ -312,14 +332,16 @@ class Harness {
             const size_t before = chosen.size();
             bool known = asked == "all";
             for (const BenchTarget& t : targets_)
-                if (asked == "all" || t.name == asked || t.name.substr(0, t.name.find(':')) == asked) {
+                if (t.sleeps() == o_.sleeps() &&
+                    (asked == "all" || is_named(t, asked) || (t.sleeps() && is_named(t, "sleep-" + asked)))) {
                     known = true;
                     for (const BenchTarget& base : targets_)
                         if (base.name == t.baseline) take(base);  // nothing is measured without it
                     take(t);
                 }
             Words names;
-            for (const BenchTarget& t : targets_) names.push_back(t.name);
+            for (const BenchTarget& t : targets_)
+                if (t.sleeps() == o_.sleeps()) names.push_back(t.name);
             require_request(known || chosen.size() > before,
                             "--targets %s: there is none of that name\n  nearest: %s; harness list-targets shows all",
                             asked.c_str(), nearest_name(asked, names).c_str());
@@ -358,15 +380,23 @@ class Harness {
     }
 
     // What stands before a program of so many ranks.
-    Words launched(int ranks) const {
+    Words launched(int ranks, int per_host) const {
         if (ranks == 1) return {};
+        if (!o_.link.empty()) {  // a small burst: what passes unshaped makes short messages seem faster than the link
+            Words words = words_of(format("env RANKS_PER_HOST=%d BURST=64kb LATENCY=4000ms", per_host));
+            words.push_back((fs::path(o_.build).parent_path().parent_path() / "dev/net/netns_hosts.sh").string());
+            for (const std::string& w : words_of(format("%d %s -- env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive",
+                                                        ranks / per_host, o_.link.c_str())))
+                words.push_back(w);
+            return words;
+        }
         Words words = {o_.launcher, "-n", std::to_string(ranks)};
         words.insert(words.end(), o_.launcher_args.begin(), o_.launcher_args.end());
         return words;
     }
 
     Words command_of(const BenchTarget& t, int ranks) const {
-        Words words = launched(ranks);
+        Words words = launched(ranks, t.per_host);
         const bool trains = t.tool == "train_llama";
         words.push_back(emulates(t) ? emulator() : trains ? o_.build + "/train_llama" : o_.build + "/dev/" + t.tool);
         std::string base, more = t.flags;
@@ -376,7 +406,12 @@ class Harness {
             base += format(" --steps %d --warmup 2 --val-every 0 --val-tokens 128 --save-every 0", profile_.steps);
             if (profile_.trace_steps > 0) base += format(" --trace-steps %d", profile_.trace_steps);
         }
-        base += device_.is_cuda() || emulates(t) ? " --device cuda" : " --device cpu";
+        if (t.sleeps()) {
+            base = sleeping_flags(t.tool) + format(" --repeat %d", profile_.steps);
+            if (t.tool == "bench_pipeline" && !o_.link.empty())
+                base += format(" --link-mbs %.4g --link-us 200", megabytes_per_second(o_.link));
+        } else
+            base += device_.is_cuda() || emulates(t) ? " --device cuda" : " --device cpu";
         for (const std::string& extra : o_.extra) {
             const size_t equals = extra.find('=');
             const std::string name = extra.substr(0, equals);
@@ -486,6 +521,15 @@ class Harness {
             one.numbers = numbers;
             result(name + "/" + row, baseline, job).repeats.push_back(std::move(one));
         };
+        if (job.target->sleeps()) {
+            const Json json = read_json(file);
+            BenchRepeat one = each;
+            for (const Json& seconds : json_at(json, "seconds", file))
+                one.seconds.push_back(json_number(seconds, "seconds", 0, 1e12, file));
+            one.numbers["predicted"] = json_number(json_at(json, "predicted", file), "predicted", 0, 1e12, file);
+            result(name, job.target->baseline, job).repeats.push_back(std::move(one));
+            return;
+        }
         if (job.target->tool == "bench_collectives") {
             const Json json = read_json(file);
             for (const Json& row : json_at(json, "results", file)) {
@@ -552,17 +596,7 @@ BenchReport report_at(const std::string& path) {
     return read_bench_report(fs::is_directory(path) ? path + "/results.json" : path);
 }
 
-int harness(int argc, char** argv) {
-    CLI::App app("Benchmarks in pairs: a baseline, and what is meant to be better.");
-    app.require_subcommand(1);
-    std::string group, a, b, html, of;
-    CLI::App* list = app.add_subcommand("list-targets", "Show what can be run");
-    list->add_option(
-        "--group", group,
-        "ddp, zero, fsdp, pipeline, tensor, context, symmetric, offload, recompute, precision, collectives or kernels");
-
-    RunOptions o;
-    CLI::App* run = app.add_subcommand("run", "Run targets and write their results");
+void add_run_options(CLI::App* run, RunOptions& o) {
     run->add_option("--targets", o.targets, "all, groups, or GROUP:NAME, separated by commas")
         ->delimiter(',')
         ->capture_default_str();
@@ -592,7 +626,29 @@ int harness(int argc, char** argv) {
     run->add_option("--timeout", o.timeout, "Seconds that one run may take")
         ->check(CLI::PositiveNumber)
         ->capture_default_str();
+    run->add_option("--compute", o.compute,
+                    "real, or sleep: passes take known times, so that ranks may share cores; each pair predicts its "
+                    "ratio")
+        ->check(CLI::IsMember({"real", "sleep"}))
+        ->capture_default_str();
+    run->add_option("--link", o.link,
+                    "Put each rank behind a link of this rate, such as 200mbit, in a network namespace; needs root");
     run->add_flag("--summary", o.summary, "Show each target beside its baseline");
+}
+
+int harness(int argc, char** argv) {
+    CLI::App app("Benchmarks in pairs: a baseline, and what is meant to be better.");
+    app.require_subcommand(1);
+    std::string group, a, b, html, of;
+    CLI::App* list = app.add_subcommand("list-targets", "Show what can be run");
+    list->add_option(
+        "--group", group,
+        "ddp, zero, fsdp, pipeline, tensor, context, symmetric, wire, offload, recompute, precision, collectives, "
+        "kernels, or sleep-ddp, sleep-zero, sleep-link, sleep-wire, sleep-hier, sleep-pipeline");
+
+    RunOptions o;
+    CLI::App* run = app.add_subcommand("run", "Run targets and write their results");
+    add_run_options(run, o);
 
     CLI::App* compare = app.add_subcommand("compare", "Two reports of this harness, and what differs between them");
     compare->add_option("A", a, "Folder of the earlier run, or its results.json")->required();
@@ -615,6 +671,13 @@ int harness(int argc, char** argv) {
         std::printf("%s", compare_text(before, after).c_str());
         if (!html.empty()) write_file_atomically(html, bench_page(after, &before));
         return 0;
+    }
+    if (!o.link.empty()) {
+        megabytes_per_second(o.link);
+        require_request(o.launcher == "mpirun" && o.launcher_args.empty(),
+                        "--link %s starts ranks itself\n  nearest: leave --launcher and --launcher-arg out",
+                        o.link.c_str());
+        require_request(geteuid() == 0, "--link %s: network namespaces need root\n  nearest: sudo", o.link.c_str());
     }
     for (int i = 0; i < argc; ++i) o.command += (i ? " " : "") + std::string(argv[i]);
     o.build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();  // BUILD/FLAVOUR

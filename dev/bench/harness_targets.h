@@ -1,6 +1,7 @@
 #pragma once
 // What dev/bench/harness.cpp runs: pairs of a baseline and what is meant to be better. All but kernels and collectives
-// are training runs of ./train_llama on made data, of the same model and the same tokens per update.
+// are training runs of ./train_llama on made data, of the same model and the same tokens per update; those named
+// sleep-... are passes that take known times, over real links and streams, and predict their times themselves.
 
 #include <algorithm>
 #include <string>
@@ -18,7 +19,16 @@ struct BenchTarget {
     std::string tool = "train_llama";  // else a microbenchmark, which writes a row for each op and shape
     bool gpu = false;   // on a CPU there is nothing to offload: there it runs in the emulator, whose times say nothing
     bool host = false;  // on GPUs it is left out: ranks map each other's host memory
+    int per_host = 1;   // ranks behind one link of --link
+
+    bool sleeps() const { return name.starts_with("sleep-"); }
 };
+
+// Passes of 0.5 s a step, and the bytes of 6 MiB of parameters.
+inline std::string sleeping_flags(const std::string& tool) {
+    return tool == "plan_clock" ? "links --units 6 --unit-mib 1 --forward-ms 15 --micro-batches 2"
+                                : "--micro-batches 8 --task 10 --bytes 65536";
+}
 
 // The model and the batch. Every target divides the tokens of an update at 1, 2 and 4 ranks; fp8 products need
 // multiples of 128.
@@ -77,7 +87,7 @@ inline std::vector<BenchTarget> bench_targets() {
 
         {"fsdp:fp32", "", "ZeRO-3 in fp32", "--zero 3 --dtype fp32"},
         {"fsdp:bf16", "fsdp:fp32", "ZeRO-3 in bf16", "--zero 3 --dtype bf16"},
-        {"fsdp:fp8_recompute", "fsdp:fp32", "fp8 products and gathers, blocks recomputed, gradients reduced once",
+        {"fsdp:fp8_recompute", "fsdp:bf16", "fp8 products and gathers, blocks recomputed, gradients reduced once",
          "--zero 3 --dtype bf16 --fp8 tensor --recompute block --accumulate-locally"},
 
         {"pipeline:gpipe", "", "all forward, then all backward", "--pp 2 --pp-schedule gpipe", 2},
@@ -134,9 +144,9 @@ inline std::vector<BenchTarget> bench_targets() {
         {"precision:bf16_state", "precision:fp32", "the optimizer's moments in bf16 too",
          "--dtype bf16 --adam-dtype bf16", 1, 1},
         {"precision:fp16", "precision:fp32", "fp16 with dynamic loss scaling", "--dtype fp16", 1, 1},
-        {"precision:fp8_tensor", "precision:fp32", "products in fp8, a scale for each operand",
+        {"precision:fp8_tensor", "precision:bf16", "products in fp8, a scale for each operand",
          "--dtype bf16 --fp8 tensor", 1, 1},
-        {"precision:fp8_block", "precision:fp32", "products in fp8, a scale for each 128 numbers",
+        {"precision:fp8_block", "precision:bf16", "products in fp8, a scale for each 128 numbers",
          "--dtype bf16 --fp8 block", 1, 1},
 
         {"collectives:all", "", "ring and direct against the library's, by size",
@@ -153,6 +163,47 @@ inline std::vector<BenchTarget> bench_targets() {
         {"kernels:adamw", "", "AdamW", "--iters 5", 1, 1, "bench_adamw"},
         {"kernels:global_norm", "", "gradient norm", "--iters 5", 1, 1, "bench_global_norm"},
         {"kernels:elementwise", "", "casts and sums", "--iters 5", 1, 1, "bench_elementwise"},
+        {"kernels:fp8_gemm", "", "products in fp8", "--iters 5", 1, 1, "bench_fp8_gemm"},
+        {"kernels:quantise", "", "fp8 codes and scales", "--iters 5", 1, 1, "bench_quantise"},
+        {"kernels:muon", "", "Muon's products", "--iters 5", 1, 1, "bench_muon"},
+
+        {"sleep-ddp:no_overlap", "", "every all-reduce is waited for", "--zero 0 --no-overlap", 2, 2, "plan_clock"},
+        {"sleep-ddp:overlap", "sleep-ddp:no_overlap", "all-reduces run beside the backward pass", "--zero 0", 2, 2,
+         "plan_clock"},
+        {"sleep-ddp:small", "", "64 small all-reduces, waited for",
+         "--zero 0 --no-overlap --units 64 --unit-mib 0.0625 --forward-ms 1", 2, 2, "plan_clock"},
+        {"sleep-ddp:buckets", "sleep-ddp:small", "the same in buckets of 1 MiB, beside the backward pass",
+         "--zero 0 --bucket-mib 1 --units 64 --unit-mib 0.0625 --forward-ms 1", 2, 2, "plan_clock"},
+        {"sleep-zero:zero3_no_prefetch", "", "parameters gathered when they are needed", "--zero 3 --prefetch 0", 2, 2,
+         "plan_clock"},
+        {"sleep-zero:zero3", "sleep-zero:zero3_no_prefetch", "a unit gathered ahead", "--zero 3 --prefetch 1", 2, 2,
+         "plan_clock"},
+        {"sleep-link:each", "", "gradients reduced in each micro-batch", "--zero 2 --no-overlap", 2, 2, "plan_clock"},
+        {"sleep-link:once", "sleep-link:each", "gradients reduced once an update",
+         "--zero 2 --no-overlap --accumulate-locally", 2, 2, "plan_clock"},
+        {"sleep-wire:fp32", "", "fp32 gradients on the wire", "--zero 2 --no-overlap", 2, 2, "plan_clock"},
+        {"sleep-wire:bf16", "sleep-wire:fp32", "the same gradients sent as bf16",
+         "--zero 2 --no-overlap --wire-dtype bf16", 2, 2, "plan_clock"},
+        {"sleep-hier:ring", "", "one ring through two hosts of two ranks", "--zero 0 --no-overlap --ranks-per-node 2",
+         4, 4, "plan_clock", false, false, 2},
+        {"sleep-hier:hier", "sleep-hier:ring", "sums inside the hosts, then across",
+         "--zero 0 --no-overlap --ranks-per-node 2 --collectives hier", 4, 4, "plan_clock", false, false, 2},
+        {"sleep-pipeline:naive", "", "a quarter of the micro-batches, one in flight; compute waits for what it sends",
+         "--pp-schedule gpipe --baseline", 2, 2, "bench_pipeline"},
+        {"sleep-pipeline:gpipe", "sleep-pipeline:naive", "all forward, then all backward", "--pp-schedule gpipe", 2, 2,
+         "bench_pipeline"},
+        {"sleep-pipeline:1f1b", "sleep-pipeline:naive", "one forward, one backward", "--pp-schedule 1f1b", 2, 2,
+         "bench_pipeline"},
+        {"sleep-pipeline:interleaved", "sleep-pipeline:naive", "two stages on each rank", "--pp-schedule interleaved",
+         2, 2, "bench_pipeline"},
+        {"sleep-pipeline:zb_h1", "sleep-pipeline:naive", "weight gradients fill the bubble", "--pp-schedule zb-h1", 2,
+         2, "bench_pipeline"},
+        {"sleep-pipeline:zb_v", "sleep-pipeline:naive", "the same with two stages on each rank, in a V",
+         "--pp-schedule zb-v", 2, 2, "bench_pipeline"},
+        {"sleep-pipeline:dualpipe", "sleep-pipeline:naive", "micro-batches enter at both ends",
+         "--pp-schedule dualpipe", 2, 2, "bench_pipeline"},
+        {"sleep-pipeline:dualpipev", "sleep-pipeline:naive", "DualPipe folded: two stages on each rank",
+         "--pp-schedule dualpipev", 2, 2, "bench_pipeline"},
     };
 }
 

@@ -2,6 +2,7 @@
 //
 //   mpirun -n 4 build/dev/plan_clock links              over the links that are there
 //   dev/net/netns_hosts.sh 4 400mbit -- build/dev/plan_clock links        over shaped ones (root)
+//   mpirun -n 2 build/dev/plan_clock links --zero 3 --prefetch 0 --json FILE        for dev/bench/harness.cpp
 //   build/dev/plan_clock links                          one rank: compute only
 //   build/dev/plan_clock steps --preset bytes --batch 4 --seq-len 128 ... training steps on this CPU
 //
@@ -52,9 +53,21 @@ struct Sleep {
 void sleep_cpu(const Sleep& s) { std::this_thread::sleep_for(std::chrono::duration<double>(s.seconds)); }
 
 struct LinkOptions {
-    int units = 6, micro_batches = 2, repeat = 3;
+    int units = 6, micro_batches = 2, repeat = 3, ranks_per_node = 1;
     double unit_mib = 4, forward_ms = 30;
     std::vector<int> stages{0, 1, 2, 3};
+    std::string collectives = "ring", wire = "fp32", json;
+    ZeroOptions zero = {};  // but for the stage
+    bool no_overlap = false;
+
+    MeshOptions mesh() const {
+        return {.algorithms = {parse_name<Algorithm>("--collectives", collectives)}, .ranks_per_node = ranks_per_node};
+    }
+    ZeroOptions with_stage(int stage) const {
+        ZeroOptions all = zero;
+        all.stage = stage, all.overlap = !no_overlap, all.wire_dtype = wire == "bf16" ? DType::bf16 : DType::f32;
+        return all;
+    }
 };
 
 class Sleeper : public ProgramHost {
@@ -100,7 +113,7 @@ struct Rank {
     }
     Rank(Device device, Mesh& mesh, int stage, const LinkOptions& o)
         : compute(device, "compute"),
-          zero(device, compute, layouts(o), decay(o), {.stage = stage, .prefetch = 1}, {}, mesh),
+          zero(device, compute, layouts(o), decay(o), o.with_stage(stage), {}, mesh),
           executor(compute, &mesh),
           host(zero, compute, 1e-3 * o.forward_ms) {
         const int at_once = zero.params.gathered_at_once();
@@ -121,15 +134,16 @@ struct Rank {
     }
 };
 
-// Seconds of the slowest rank for `bytes` from each to its right neighbour, all at once.
-double ring_seconds(Process& process, Transport& t, Stream& stream, const Buffer& from, const Buffer& to, int64_t bytes,
-                    int times) {
+// Seconds of the slowest rank for `bytes` from each to the next of these members, all at once.
+double ring_seconds(Process& process, Transport& t, const std::vector<int>& ring, Stream& stream, const Buffer& from,
+                    const Buffer& to, int64_t bytes, int times) {
+    const size_t n = ring.size(), at = size_t(std::find(ring.begin(), ring.end(), t.rank()) - ring.begin());
     process.barrier();
     const auto start = Clock::now();
     for (int i = 0; i < times; ++i) {
         MessageGroup group;
-        group.send(from.data(), bytes, (t.rank() + 1) % t.size());
-        group.recv(to.data(), bytes, (t.rank() + t.size() - 1) % t.size());
+        group.send(from.data(), bytes, ring[(at + 1) % n]);
+        group.recv(to.data(), bytes, ring[(at + n - 1) % n]);
         t.exchange(stream, group);
     }
     stream.synchronize();
@@ -140,9 +154,9 @@ double ring_seconds(Process& process, Transport& t, Stream& stream, const Buffer
 }
 
 // What this machine's links and memory do just now, one rank a node.
-Machine measured_links(Process& process, Mesh& mesh, Device device) {
+Machine measured_links(Process& process, Mesh& mesh, Device device, int ranks_per_node) {
     Machine m;
-    m.ranks_per_node = 1, m.cards = 1;
+    m.ranks_per_node = ranks_per_node, m.cards = 1;
     const int64_t large = int64_t(8) << 20, small = 4 << 10;
     Stream stream(device, "probe");
     const Buffer a(device, large, MemKind::workspace, "probe"), b(device, large, MemKind::workspace, "probe");
@@ -159,13 +173,26 @@ Machine measured_links(Process& process, Mesh& mesh, Device device) {
     m.memory_gbs = 2e-9 * double(large) / median(copies);
     m.op_us = 10;
     if (process.size() == 1) return m;
-    std::vector<double> few, many;
-    for (int i = 0; i < 5; ++i) {
-        few.push_back(ring_seconds(process, mesh.data().transport(), stream, a, b, small, 20));
-        many.push_back(ring_seconds(process, mesh.data().transport(), stream, a, b, large, 1));
+    Transport& all = mesh.data().transport();
+    const auto node = [&](int r) { return all.world_rank(r) / ranks_per_node; };
+    const auto measure = [&](const std::vector<int>& ring, double& gbs, double& us) {
+        std::vector<double> few, many;
+        for (int i = 0; i < 5; ++i) {
+            few.push_back(ring_seconds(process, all, ring, stream, a, b, small, 20));
+            many.push_back(ring_seconds(process, all, ring, stream, a, b, large, 1));
+        }
+        gbs = 1e-9 * double(large - small) / (median(many) - median(few));
+        us = 1e6 * median(few);
+    };
+    // One rank after the other of each node, so that one of a node's ranks sends over its card.
+    std::vector<int> ring, inside;
+    for (int r = 0; r < all.size(); ++r) {
+        ring.push_back(r);
+        if (node(r) == node(all.rank())) inside.push_back(r);
     }
-    m.card_gbs = 1e-9 * double(large - small) / (median(many) - median(few));
-    m.card_us = 1e6 * median(few);
+    std::stable_sort(ring.begin(), ring.end(), [&](int x, int y) { return node(x) < node(y); });
+    measure(ring, m.card_gbs, m.card_us);
+    if (inside.size() > 1) measure(inside, m.link_gbs, m.link_us);
     return m;
 }
 
@@ -179,7 +206,7 @@ double predicted_step(const Machine& m, int ranks, int stage, const LinkOptions&
     };
     context.planned.cost = cost;
     const Device device{DeviceKind::planned, 0, &context};
-    Mesh mesh(device, 0, ranks, make_network(m), {.algorithms = {Algorithm::ring}, .ranks_per_node = 1});
+    Mesh mesh(device, 0, ranks, make_network(m), o.mesh());
     Rank rank(device, mesh, stage, o);
     rank.step(1);
     const Ticks begin = rank.compute.clock();
@@ -192,9 +219,9 @@ int links(const LinkOptions& o) {
     return process.run([&] {
         std::string note;
         const Device device = process.choose_device(DeviceChoice::cpu, TransportKind::automatic, &note);
-        Mesh mesh(process, device, {.algorithms = {Algorithm::ring}});
-        Machine m = measured_links(process, mesh, device);
-        process.broadcast(&m.card_gbs, 8, 0), process.broadcast(&m.card_us, 8, 0);
+        Mesh mesh(process, device, o.mesh());
+        Machine m = measured_links(process, mesh, device, o.ranks_per_node);
+        for (double* one : {&m.card_gbs, &m.card_us, &m.link_gbs, &m.link_us}) process.broadcast(one, 8, 0);
         process.broadcast(&m.memory_gbs, 8, 0);
         if (process.is_root())
             std::printf(
@@ -202,6 +229,7 @@ int links(const LinkOptions& o) {
                 "GB/s\n\n| ranks | ZeRO | measured, ms | predicted, ms | predicted : measured |\n"
                 "|---|---|---|---|---|\n",
                 process.size(), o.units, o.unit_mib, o.micro_batches, 1e3 * m.card_gbs, m.card_us, m.memory_gbs);
+        std::string rows;
         for (const int stage : o.stages) {
             if (process.size() == 1 && stage > 0) break;
             Rank rank(device, mesh, stage, o);
@@ -215,12 +243,16 @@ int links(const LinkOptions& o) {
                 if (n == 0) continue;  // warms up
                 seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
             }
+            if (process.is_root())
+                for (const double one : seconds) rows += format("%s%.9g", rows.empty() ? "" : ",", one);
             const double found = median(process.all_gather(median(seconds))),
                          said = predicted_step(m, process.size(), stage, o);
             if (process.is_root())
                 std::printf("| %d | %d | %.1f | %.1f | %.3f |\n", process.size(), stage, 1e3 * found, 1e3 * said,
                             said / found);
             std::fflush(stdout);
+            if (process.is_root() && !o.json.empty())
+                write_file_atomically(o.json, format("{\"seconds\":[%s],\"predicted\":%.9g}\n", rows.c_str(), said));
         }
         return 0;
     });
@@ -419,6 +451,18 @@ int run(int argc, char** argv) {
         ->capture_default_str();
     over->add_option("--zero", o.stages, "ZeRO stages")->delimiter(',')->check(CLI::Range(0, 3));
     over->add_option("--repeat", o.repeat, "Measured steps")->check(CLI::Range(1, 1000))->capture_default_str();
+    over->add_option("--collectives", o.collectives, "ring, direct or hier")->capture_default_str();
+    over->add_option("--ranks-per-node", o.ranks_per_node, "Ranks that share a link, the first ones")
+        ->check(CLI::Range(1, 1000));
+    over->add_option("--wire-dtype", o.wire, "Gradients on the wire")
+        ->check(CLI::IsMember({"fp32", "bf16"}))
+        ->capture_default_str();
+    over->add_option("--prefetch", o.zero.prefetch, "Units gathered ahead")->check(CLI::Range(0, 1000));
+    double bucket_mib = 0;
+    over->add_option("--bucket-mib", bucket_mib, "Gradients reduced together")->check(CLI::Range(0.0, 1e6));
+    over->add_flag("--no-overlap", o.no_overlap, "Compute waits for each collective");
+    over->add_flag("--accumulate-locally", o.zero.accumulate_locally, "Reduce gradients once an update");
+    over->add_option("--json", o.json, "File for the seconds of each step, and of the predicted one");
     int rounds = 7;
     std::string out;
     CLI::App* real = app.add_subcommand("steps", "Training steps on this CPU; further flags are those of training");
@@ -428,6 +472,7 @@ int run(int argc, char** argv) {
     real->add_option("--machine", out, "File for what was measured, as train_llama plan reads it");
     real->allow_extras();
     CLI11_PARSE(app, argc, argv);
+    o.zero.bucket_bytes = int64_t(bucket_mib * (1 << 20));
     return over->parsed() ? links(o) : steps(real->remaining(), rounds, out);
 }
 

@@ -12,6 +12,9 @@ namespace rz {
 
 namespace {
 
+// A predicted ratio that a measurement has to show.
+constexpr double kClearlyFaster = 0.95;
+
 using Rows = std::vector<std::vector<std::string>>;
 
 std::string text_of(double x, const char* form) { return std::isfinite(x) ? format(form, x) : ""; }
@@ -83,12 +86,17 @@ std::vector<const BenchResult*> pointers(const BenchReport& report) {
 }
 
 Rows summary_rows(const BenchReport& report, const std::string& group) {
-    Rows rows{
-        {"target", "ranks", "against", "time, of the baseline's (95 of 100 resamplings)", "memory, of the baseline's"}};
+    Rows rows{{"target", "ranks", "against", "predicted", "time, of the baseline's (95 of 100 resamplings)", "shown",
+               "memory, of the baseline's"}};
     for (const BenchResult& r : report.results) {
         const BenchResult* base = report.baseline_of(r);
         if (!base || (!group.empty() && r.group() != group)) continue;
-        rows.push_back({r.target, std::to_string(r.ranks), base->target, ratio_text(time_ratio(r, *base)),
+        const Ratio found = time_ratio(r, *base);
+        const double predicted = r.number("predicted") / base->number("predicted");
+        rows.push_back({r.target, std::to_string(r.ranks), base->target, text_of(predicted, "%.3f"), ratio_text(found),
+                        !(predicted <= kClearlyFaster) ? ""
+                        : found.high < 1               ? "yes"
+                                                       : "NO",
                         base->used() > 0 ? percent(double(r.used()) / double(base->used())) : ""});
     }
     return rows;
@@ -158,7 +166,7 @@ void add_group(HtmlPage& page, const BenchReport& report, const std::string& gro
     for (const BenchResult* r : all)
         if (r->good()) good.push_back(r);
     page.table(result_rows(all));
-    if (const Rows rows = summary_rows(report, group); rows.size() > 1) page.table(rows);
+    if (const Rows rows = summary_rows(report, group); rows.size() > 1) page.table(without_empty(rows));
     for (const BenchResult* r : all)
         if (const std::string* problem = r->problem()) page.block(r->target + ": a repeat failed", *problem);
     constexpr size_t kMostBars = 60;

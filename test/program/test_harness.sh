@@ -108,6 +108,31 @@ check "a launcher's arguments, of runs and of the links' measurement" launched
 check "the same: the command that is left can be given to a shell" grep -qF -- "$work/start -n 2 --label 'two words; false' " "$work/l/zero/zero0/2-ranks/repeat-1/command"
 failing() { ask 1 run --targets zero:zero3 --base "$small" --steps 4 --repeats 1 --target-extra-arg zero3="--stepz 3" --out "$work/f" && says "FAILED: exit code 2" "zero:zero0"; }
 check "a run that fails is said to, and the others are run" failing
+# Known times in place of compute. Ratios are predicted, and said beside what is measured; which, no test asserts.
+sleeping() {
+  ask 0 run --compute sleep --targets "$1" --steps 2 --repeats 1 --summary --out "$work/z" "${@:2}" && says "sleep-$1" "predicted" && python3 - "$work/z" "$1" << 'END'
+import json, sys
+report = json.load(open(sys.argv[1] + "/results.json"))
+assert report["environment"]["compute"].startswith("sleep"), report["environment"]
+found = {r["target"]: r["repeats"][0] for r in report["results"]}
+assert all(t.startswith("sleep-") and r["numbers"]["predicted"] > 0 and len(r["seconds"]) == 2 for t, r in found.items()), found
+assert len(found) == 2 and "sleep-" + sys.argv[2] in found, found.keys()
+END
+}
+tools=$(dirname "$harness")
+if [ -x "$tools/plan_clock" ] && [ -x "$tools/bench_pipeline" ]; then
+  check "passes that sleep: a pipeline" sleeping pipeline:1f1b
+  check "passes that sleep: ZeRO" sleeping zero:zero3
+  if [ "$(id -u)" = 0 ]; then
+    check "the same behind shaped links" sleeping zero:zero3 --link 200mbit
+    check "the same: the page says both" grep -q "200mbit, each host's" "$work/z/report.html"
+  fi
+else
+  skip "tools that sleep are not built"
+fi
+rated() { ask 2 run --targets zero:zero3 --link fast --out "$work/n" && says "nearest: --link 200mbit"; }
+check "a link without a rate" rated
+check "a link, and a launcher of one's own" ask 2 run --targets zero:zero3 --link 200mbit --launcher mpiexec --out "$work/n"
 kernels() { ask 0 run --targets kernels:rope --target-extra-arg rope="--shape 64x2x8" --repeats 1 --out "$work/k" && says "kernels:rope/rope" "of peak"; }
 if [ -x "$(dirname "$harness")/bench_rope" ]; then check "a microbenchmark's rows are results" kernels; else skip "microbenchmarks are not built"; fi
 summary
