@@ -69,11 +69,34 @@ struct Head {
     }
 };
 
+// The mean over all of q's heads, or of k's, of what the ranks have summed
+__device__ __forceinline__ float mean_of(const QkNorm& a, const float* sums, int64_t row, int kind) {
+    float sum = 0;
+    for (int64_t r = 0; r < a.ranks; ++r) sum += sums[(r * a.N + row) * 2 + kind];
+    return sum / float(kind == 0 ? a.heads * a.ranks * a.D : a.kv_heads * a.ranks / a.sharers * a.D);
+}
+
+__device__ __forceinline__ float rstd_of(const QkNorm& a, int64_t row, int kind) {
+    return 1.0f / sqrtf(mean_of(a, a.squares, row, kind) + a.eps);
+}
+
+template <class T, int kVec>
+__device__ __forceinline__ float square_sum(const Head<T, kVec>& x, int half) {
+    float squares = 0;
+    x.each(half, [&](int i, int k) { squares += x.low[i][k] * x.low[i][k] + x.high[i][k] * x.high[i][k]; });
+    return squares;
+}
+
 template <class T, int kVec>
 __device__ __forceinline__ float rstd_of(const Head<T, kVec>& x, const QkNorm& a) {
-    float squares = 0;
-    x.each(int(a.D / 2), [&](int i, int k) { squares += x.low[i][k] * x.low[i][k] + x.high[i][k] * x.high[i][k]; });
-    return 1.0f / sqrtf(warp_sum(squares) / float(a.D) + a.eps);
+    return 1.0f / sqrtf(warp_sum(square_sum(x, int(a.D / 2))) / float(a.D) + a.eps);
+}
+
+// kTogether: of all heads of q, and of k
+template <class T, bool kTogether>
+__device__ __forceinline__ const T* gain_of(const QkNorm& a, int64_t head) {
+    const int64_t own = head < a.heads ? head : head - a.heads;
+    return static_cast<const T*>(head < a.heads ? a.wq : a.wk) + (kTogether ? own * a.D : 0);
 }
 
 // By the angles of a row, or by their negatives.
@@ -90,8 +113,38 @@ __device__ __forceinline__ void rotate(Head<T, kVec>& x, const QkNorm& a, int64_
     });
 }
 
-// One warp per (row, head)
+// One warp per row of q, and per row of k
 template <class T, int kVec>
+__global__ void __launch_bounds__(kThreads) qk_sums_kernel(QkSums f) {
+    const QkNorm& a = f.norm;
+    const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
+    if (item >= 2 * a.N) return;
+    const int64_t row = item / 2, all = a.heads + a.kv_heads;
+    const int kind = int(item % 2), half = int(a.D / 2);
+    const int64_t first = kind == 0 ? 0 : a.heads, end = kind == 0 ? a.heads : all;
+    float sum = 0;
+    for (int64_t head = first; head < end; ++head) {
+        Head<T, kVec> x, dy, w;
+        if (f.dy == nullptr) {
+            x.load(static_cast<const T*>(f.x) + row * a.row_stride + head * a.D, half);
+            sum += square_sum(x, half);
+            continue;
+        }
+        x.load(static_cast<const T*>(f.x) + (row * all + head) * a.D, half);
+        dy.load(static_cast<const T*>(f.dy) + row * a.row_stride + head * a.D, half);
+        w.load(gain_of<T, true>(a, head), half);
+        rotate(dy, a, row, -1.0f);
+        x.each(half, [&](int i, int k) {
+            sum += dy.low[i][k] * w.low[i][k] * x.low[i][k] + dy.high[i][k] * w.high[i][k] * x.high[i][k];
+        });
+    }
+    sum = warp_sum(sum);
+    if (threadIdx.x % 32 != 0) return;
+    f.sums[item] = f.dy ? sum * rstd_of(a, row, kind) : kind == 0 ? sum : sum / float(a.sharers);
+}
+
+// One warp per (row, head)
+template <class T, int kVec, bool kTogether>
 __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(QkNormForward f, int64_t items) {
     const QkNorm& a = f.norm;
     const int64_t item = int64_t(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -102,9 +155,13 @@ __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(QkNormForward
     T* at = static_cast<T*>(f.x) + row * a.row_stride + head * a.D;
     Head<T, kVec> x, w;
     x.load(at, half);
-    w.load(static_cast<const T*>(head < a.heads ? a.wq : a.wk), half);
+    w.load(gain_of<T, kTogether>(a, head), half);
     if (f.kept) x.store(static_cast<T*>(f.kept) + item * a.D, half);
-    const float rstd = rstd_of(x, a);
+    float rstd;
+    if constexpr (kTogether)
+        rstd = rstd_of(a, row, head < a.heads ? 0 : 1);
+    else
+        rstd = rstd_of(x, a);
     x.each(half, [&](int i, int k) {
         x.low[i][k] *= rstd * w.low[i][k];
         x.high[i][k] *= rstd * w.high[i][k];
@@ -113,18 +170,21 @@ __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(QkNormForward
     x.store(at, half);
 }
 
-// A warp takes the heads of a run of consecutive rows: all of q's, then all of k's, and keeps each's sum of dw.
-template <class T, int kVec>
+// A warp takes the heads of a run of consecutive rows, those of one gain after those of the other, and keeps each's sum
+// of dw: all of q's, then all of k's; kTogether: one head, the block's.
+template <class T, int kVec, bool kTogether>
 __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBackward b, int parts) {
     const QkNorm& a = b.norm;
     const int part = int(blockIdx.x) * kWarps + int(threadIdx.x / 32);
     if (part >= parts) return;
     const int half = int(a.D / 2);
     const int64_t begin = part * a.N / parts, end = (part + 1) * a.N / parts, all = a.heads + a.kv_heads;
-    for (int kind = 0; kind < 2; ++kind) {
-        const int64_t first = kind == 0 ? 0 : a.heads, count = kind == 0 ? a.heads : a.kv_heads;
+    const int gains = kTogether ? int(all) : 2;
+    for (int gain = int(blockIdx.y); gain < gains; gain += int(gridDim.y)) {
+        const int64_t first = kTogether ? gain : gain == 0 ? 0 : a.heads;
+        const int64_t count = kTogether ? 1 : gain == 0 ? a.heads : a.kv_heads;
         Head<T, kVec> w, dw;
-        w.load(static_cast<const T*>(kind == 0 ? a.wq : a.wk), half);
+        w.load(gain_of<T, kTogether>(a, first), half);
         dw.each(half, [&](int i, int k) { dw.low[i][k] = dw.high[i][k] = 0; });
         for (int64_t row = begin; row < end; ++row)
 #pragma unroll 2
@@ -134,7 +194,12 @@ __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBac
                 dy.load(at, half);
                 x.load(static_cast<const T*>(b.kept) + (row * all + head) * a.D, half);
                 rotate(dy, a, row, -1.0f);
-                const float rstd = rstd_of(x, a);
+                const int kind = head < a.heads ? 0 : 1;
+                float rstd;
+                if constexpr (kTogether)
+                    rstd = rstd_of(a, row, kind);
+                else
+                    rstd = rstd_of(x, a);
                 float dot = 0;
                 x.each(half, [&](int i, int k) {
                     x.low[i][k] *= rstd;
@@ -145,14 +210,18 @@ __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBac
                     dy.high[i][k] *= w.high[i][k];
                     dot += dy.low[i][k] * x.low[i][k] + dy.high[i][k] * x.high[i][k];
                 });
-                const float mean = warp_sum(dot) / float(a.D);
+                float mean;
+                if constexpr (kTogether)
+                    mean = mean_of(a, b.dots, row, kind) / float(kind == 0 ? 1 : a.sharers);
+                else
+                    mean = warp_sum(dot) / float(a.D);
                 x.each(half, [&](int i, int k) {
                     dy.low[i][k] = rstd * (dy.low[i][k] - x.low[i][k] * mean);
                     dy.high[i][k] = rstd * (dy.high[i][k] - x.high[i][k] * mean);
                 });
                 dy.store(at, half);
             }
-        float* sum = b.scratch + (int64_t(part) * 2 + kind) * a.D;
+        float* sum = b.scratch + (int64_t(part) * gains + gain) * a.D;
         dw.each(half, [&](int i, int k) {
             sum[dw.pair(i) + k] = dw.low[i][k];
             sum[half + dw.pair(i) + k] = dw.high[i][k];
@@ -193,13 +262,24 @@ void with_runs(const QkNorm& a, const F& f, const P*... pointers) {
 
 }  // namespace
 
+void qk_sums_cuda(const QkSums& f, CudaStream stream) {
+    const QkNorm& a = f.norm;
+    if (a.N == 0) return;
+    const auto run = [&]<class T, int kVec>() {
+        launch(kernel<qk_sums_kernel<T, kVec>>,
+               LaunchConfig(dim3(blocks_for(2 * a.N, kWarps)), dim3(kThreads), 0, stream), f);
+    };
+    with_runs(a, run, f.x, f.dy);
+}
+
 void qk_norm_forward_cuda(const QkNormForward& f, CudaStream stream) {
     const QkNorm& a = f.norm;
     if (a.N == 0) return;
     const auto run = [&]<class T, int kVec>() {
         const int64_t items = a.N * (a.heads + a.kv_heads);
-        launch(kernel<qk_norm_forward_kernel<T, kVec>>,
-               LaunchConfig(dim3(blocks_for(items, kWarps)), dim3(kThreads), 0, stream), f, items);
+        const LaunchConfig config(dim3(blocks_for(items, kWarps)), dim3(kThreads), 0, stream);
+        a.squares ? launch(kernel<qk_norm_forward_kernel<T, kVec, true>>, config, f, items)
+                  : launch(kernel<qk_norm_forward_kernel<T, kVec, false>>, config, f, items);
     };
     with_runs(a, run, f.x, f.kept);
 }
@@ -207,10 +287,15 @@ void qk_norm_forward_cuda(const QkNormForward& f, CudaStream stream) {
 void qk_norm_backward_cuda(const QkNormBackward& b, CudaStream stream) {
     const QkNorm& a = b.norm;
     if (a.N == 0) return;
-    const int parts = int(a.N < kQkNormBackwardParts ? a.N : kQkNormBackwardParts), columns = int(2 * a.D);
+    const int64_t most = qk_norm_backward_parts(a.gains());
+    const int parts = int(a.N < most ? a.N : most), columns = int(a.gains() * a.D);
+    require(a.gains() <= 65535, "qk_norm_backward: %lld heads are more than a grid is high",
+            static_cast<long long>(a.gains()));
     const auto run = [&]<class T, int kVec>() {
-        launch(kernel<qk_norm_backward_kernel<T, kVec>>,
-               LaunchConfig(dim3(blocks_for(parts, kWarps)), dim3(kThreads), 0, stream), b, parts);
+        const dim3 grid(blocks_for(parts, kWarps), a.squares ? unsigned(a.gains()) : 1);
+        const LaunchConfig config(grid, dim3(kThreads), 0, stream);
+        a.squares ? launch(kernel<qk_norm_backward_kernel<T, kVec, true>>, config, b, parts)
+                  : launch(kernel<qk_norm_backward_kernel<T, kVec, false>>, config, b, parts);
     };
     with_runs(a, run, static_cast<const void*>(b.dx), b.kept);
     with_device_type(b.grad_dtype, [&]<class G>() {

@@ -36,6 +36,13 @@ int main(int argc, char** argv) {
                                   .norm = norm(m)};
             return [a](Stream& s) { qk_norm_forward(s, a); };
         });
+        // Of all heads together, which read them once more
+        b.measure({"qk_sums", bench::joined(shape), heads}, [=](bench::Memory& m) {
+            const QkSums a{.sums = static_cast<float*>(m.output(2 * N, DType::f32, "sums")),
+                           .x = m.random(N * (H + 2 * K) * D, t, 1),
+                           .norm = norm(m)};
+            return [a](Stream& s) { qk_sums(s, a); };
+        });
         b.measure({"qk_norm_backward", bench::joined(shape), 3 * heads}, [=](bench::Memory& m) {
             const QkNormBackward a{.dx = m.random(N * (H + 2 * K) * D, t, 1, 1, "dx"),
                                    .kept = m.random(N * (H + K) * D, t, 2),

@@ -55,6 +55,7 @@ CASES = [
     ("qwen2, tied", "bfloat16", "100MB", dict(model="Qwen2", tie_word_embeddings=True)),
     ("qwen3, sharded", "float32", "30KB", dict(model="Qwen3", head_dim=24)),
     ("smollm3", "float32", "100MB", dict(model="SmolLM3", num_hidden_layers=4, bos_token_id=1, eos_token_id=2, pad_token_id=None)),
+    ("olmo2", "float32", "100MB", dict(model="Olmo2", num_key_value_heads=2, eos_token_id=2, pad_token_id=None)),
 ]
 # Tokens of a sequence of which gradients are compared: beyond the positions of the model, where dynamic's theta grows.
 GRADIENT_TOKENS = {"dynamic rope": 160}

@@ -72,6 +72,9 @@ CASES = {
     # shorter than the sequences
     "mistral_window": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
                                            num_key_value_heads=2, vocab_size=31, sliding_window=5)),
+    # the key heads are normalised together, and so are the query heads
+    "olmo2": (torch.float32, dict(model="Olmo2", hidden_size=16, intermediate_size=24, num_attention_heads=4,
+                                  num_key_value_heads=2, vocab_size=31, pad_token_id=None)),
 }
 
 

@@ -108,10 +108,14 @@ void refuse_other_arithmetic(const ModelConfig& c) {
             "GGUF: llama.cpp's \"%s\" has no window: beyond %lld tokens of this model's context of %lld it would "
             "compute otherwise\n  export it for Hugging Face's libraries",
             a.gguf, (long long)c.window, (long long)c.max_seq_len);
-    require(c.q_rows() == c.dim || std::string_view(a.gguf) != "qwen2",
-            "GGUF: llama.cpp's \"qwen2\" has %lld heads of %lld only where the model's width is %lld, and it is %lld\n"
+    require(c.q_rows() == c.dim || a.gguf_heads,
+            "GGUF: llama.cpp's \"%s\" has %lld heads of %lld only where the model's width is %lld, and it is %lld\n"
             "  export it for Hugging Face's libraries",
-            (long long)c.heads, (long long)c.head_dim, (long long)c.q_rows(), (long long)c.dim);
+            a.gguf, (long long)c.heads, (long long)c.head_dim, (long long)c.q_rows(), (long long)c.dim);
+    require(!c.tied || a.gguf_tied,
+            "GGUF: llama.cpp's \"%s\" wants a head of its own, and this model's is the embedding\n"
+            "  export it for Hugging Face's libraries",
+            a.gguf);
 }
 
 // llama.cpp's name of a way to cut text into words.
@@ -174,6 +178,10 @@ std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DTy
         "ffn_norm.weight",  "ffn_gate.weight", "ffn_up.weight",      "ffn_down.weight",   "attn_q.bias",
         "attn_k.bias",      "attn_v.bias",     "attn_q_norm.weight", "attn_k_norm.weight"};
     std::vector<Entry> entries;
+    const auto name_of = [&](int k) {
+        if (!c.post_norm || (k != kNorm1 && k != kNorm2)) return kBlock[k];
+        return k == kNorm1 ? "post_attention_norm.weight" : "post_ffw_norm.weight";
+    };
     const auto add = [&](const std::string& name, const Tensor& t) {
         entries.push_back({name, &t, t.shape.size() == 1 ? DType::f32 : dtype});
     };
@@ -181,7 +189,7 @@ std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DTy
     for (int64_t l = 0; l < c.layers; ++l)
         for (int k = 0; k < kBlockTensors; ++k)
             if (table.has(BlockTensor(k)))
-                add(format("blk.%lld.%s", (long long)l, kBlock[k]), table.block(l, BlockTensor(k)));
+                add(format("blk.%lld.%s", (long long)l, name_of(k)), table.block(l, BlockTensor(k)));
     add("output_norm.weight", table.final_norm());
     if (!table.tied()) add("output.weight", table.head());
     if (c.rope_scaling.factor != 1 &&

@@ -13,17 +13,20 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                     const BlockScratch& scratch, const void* previous_mid, const BlockWatch* watch) const {
     BlockPass p = pass(s, shape, scratch, a.scales);
     if (previous_mid)
-        norm(p, qkv_, a.h1, a.rstd1, a.resid, scratch.branch, previous_mid, w.norm1);
+        enter(p, qkv_, a.h1, a.rstd1, a.resid, scratch.branch, previous_mid, w.norm1);
     else
-        norm(p, qkv_, a.h1, a.rstd1, nullptr, a.resid, nullptr, w.norm1);
+        enter(p, qkv_, a.h1, a.rstd1, nullptr, a.resid, nullptr, w.norm1);
     qkv_.forward(p, a.qkv, a.h1, w.qkv, w.qkv_bias);
-    rotate(p, a.qkv, a.qk, w);
+    rotate(p, a.qkv, a, w);
+    if (watch && config_.post_norm)  // which reads the residual stream's rstd
+        norm(p, scratch.branch, a.rstd1, nullptr, a.resid, nullptr, w.norm1, nullptr);
     if (watch)
         attention_.forward(p, a.o, a.lse, a.qkv, out_.magnitude_of_x(p), a.rstd1, *watch);
     else
         attention_.forward(p, a.o, a.lse, a.qkv, out_.magnitude_of_x(p));
-    out_.forward(p, scratch.branch, a.o, w.out);
-    norm(p, gate_up_, a.h2, a.rstd2, a.mid, scratch.branch, a.resid, w.norm2);
+    out_.forward(p, place_of_last(p, a.last1), a.o, w.out);
+    leave(p, a.last1, a.rstd1, w.norm1);
+    enter(p, gate_up_, a.h2, a.rstd2, a.mid, scratch.branch, a.resid, w.norm2);
     gate_up_.forward(p, a.gate_up, a.h2, w.gate_up);
     swiglu_forward(s, {.h = scratch.act,
                        .gate_up = a.gate_up,
@@ -31,12 +34,17 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
                        .F = config_.ffn,
                        .dtype = dtype_,
                        .amax = down_.magnitude_of_x(p)});
-    down_.forward(p, scratch.branch, scratch.act, w.down);
+    down_.forward(p, place_of_last(p, a.last2), scratch.act, w.down);
+    leave(p, a.last2, a.rstd2, w.norm2);
 }
 
 void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
                      void* dresid) const {
-    const bool both = dw != nullptr;
+    const bool both = dw != nullptr, post = config_.post_norm;
+    char *dw_norm1 = both ? at(dw, norm1_, grad_dtype_) : nullptr,
+         *dw_norm2 = both ? at(dw, norm2_, grad_dtype_) : nullptr;
+    void* const dstream = post ? dresid : d.dmid;  // of the residual stream in the middle
+    leave_backward(p, d.dout, dw_norm2, d.dw_norm2, dresid, a.last2, w.norm2, a.rstd2, down_);
     const void* dout = down_.input_grad(p, d.act, d.dout, w.down);
     swiglu_backward(p.stream, {.dgate_up = d.gate_up,
                                .dh = d.act,
@@ -52,40 +60,42 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
     if (both) down_.weight_grad(p, dw, dout, d.act);
     if (both) gate_up_.weight_grad(p, dw, d.gate_up, d.h2);
     gate_up_.wait_for_dx(p);
-    norm_backward(p, d.dmid, both ? at(dw, norm2_, grad_dtype_) : nullptr, d.dw_norm2, a.mid, w.norm2, a.rstd2, d.dout,
-                  out_.magnitude_of_dy(p));
+    enter_backward(p, dstream, dw_norm2, d.dw_norm2, a.mid, w.norm2, a.rstd2, post ? dresid : d.dout, &out_);
+    leave_backward(p, d.dmid, dw_norm1, d.dw_norm1, dresid, a.last1, w.norm1, a.rstd1, out_);
 
     const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out);
     attention_.backward(p, d.dqkv, p.scratch.dh, a.qkv, d.o, a.lse);
-    rotate_backward(p, d.dqkv, dw, d.dw_qk_norm, a.qk, w);
+    rotate_backward(p, d.dqkv, dw, d.dw_qk_norm, a, w);
     if (both) qkv_.x_sets_off(p, d.h1);
     qkv_.input_grad(p, p.scratch.dnorm, d.dqkv, w.qkv, both);
     if (both) out_.weight_grad(p, dw, dmid, d.o);
     if (both) qkv_.weight_grad(p, dw, d.dqkv, d.h1);
     qkv_.wait_for_dx(p);
-    norm_backward(p, dresid, both ? at(dw, norm1_, grad_dtype_) : nullptr, d.dw_norm1, a.resid, w.norm1, a.rstd1,
-                  d.dmid, nullptr);
+    enter_backward(p, dresid, dw_norm1, d.dw_norm1, a.resid, w.norm1, a.rstd1, dstream, nullptr);
 }
 
 // What is pending lies where the pass works anyway, and the gradient of the residual stream is one buffer throughout.
+// Those of last products have scratch.branch.
 void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, char* dw, const BlockActivations& a,
                      const BlockScratch& scratch, void* dresid, bool gate_up_again) const {
     BlockPass p = pass(s, shape, scratch, a.scales);
     if (gate_up_again) gate_up_.forward(p, a.gate_up, a.h2, w.gate_up);
+    void* const dlast = config_.post_norm ? scratch.branch : dresid;
     const PendingBlock d{.h1 = a.h1,
                          .h2 = a.h2,
                          .o = a.o,
                          .gate_up = a.gate_up,
                          .act = scratch.act,
                          .dqkv = scratch.dqkv,
-                         .dout = dresid,
-                         .dmid = dresid};
+                         .dout = dlast,
+                         .dmid = dlast};
     backward(p, w, dw, a, d, dresid);
 }
 
 void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
                        const PendingBlock& d, const BlockScratch& scratch, void* dresid) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
+    if (config_.post_norm) s.copy(dresid, d.dout, p.R * config_.dim * size_of(dtype_));
     backward(p, w, nullptr, a, d, dresid);
 }
 
@@ -109,23 +119,66 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
     add_norm_gradient(s, at(dw, norm2_, grad_dtype_), d.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, at(dw, norm1_, grad_dtype_), d.dw_norm1, config_.dim, grad_dtype_);
     if (qk_norm_ >= 0)
-        add_norm_gradient(s, at(dw, qk_norm_, grad_dtype_), d.dw_qk_norm, 2 * config_.head_dim, grad_dtype_);
+        add_norm_gradient(s, at(dw, qk_norm_, grad_dtype_), d.dw_qk_norm, config_.q_gains() + config_.k_gains(),
+                          grad_dtype_);
 }
 
 void exchange(BlockActivations& a, PendingBlock& p) {
+    const bool same = a.h1 == a.resid;  // not in codes
     std::swap(a.h1, p.h1);
     std::swap(a.h2, p.h2);
     std::swap(a.o, p.o);
     std::swap(a.gate_up, p.gate_up);
     std::swap(a.scales, p.scales);
+    if (same) a.resid = a.h1, a.mid = a.h2;
 }
 
 // ---- ops between the layers -----------------------------------------------------------------------------------------
 
-// h = rmsnorm(x + residual), which `reader` reads; sum = x + residual
-void Block::norm(BlockPass& p, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
-                 const void* residual, const void* w) const {
-    rmsnorm_forward(p.stream, {.y = reader.place_of_x(p, h),
+// sum = x + residual, h = rmsnorm(sum), or sum itself, which `reader` reads
+void Block::enter(BlockPass& p, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
+                  const void* residual, const void* w) const {
+    if (config_.post_norm) {
+        if (residual) add(p, sum, x, residual);
+        return reader.keep_x(p, h, residual ? sum : x);
+    }
+    norm(p, reader.place_of_x(p, h), rstd, sum, x, residual, w, reader.magnitude_of_x(p));
+    reader.keep_x(p, h, p.scratch.dnorm);
+}
+
+// dx = dresidual + the gradient of what the branch reads, which is in scratch.dnorm; dy of `reader`, if dx is that
+void Block::enter_backward(BlockPass& p, void* dx, char* dw, float* dw_sum, const void* x, const void* w,
+                           const float* rstd, const void* dresidual, const ParallelLinear* reader) const {
+    if (config_.post_norm) return add(p, dx, dresidual, p.scratch.dnorm);
+    norm_backward(p, dx, dw, dw_sum, p.scratch.dnorm, x, w, rstd, dresidual,
+                  reader ? reader->magnitude_of_dy(p) : nullptr);
+}
+
+// With norms after the branches scratch.branch = rmsnorm(last); else it is there.
+void Block::leave(BlockPass& p, const void* last, float* rstd, const void* w) const {
+    if (config_.post_norm) norm(p, p.scratch.branch, rstd, nullptr, last, nullptr, w, nullptr);
+}
+
+// Likewise dlast, which is dy of `reader`, of the gradient of the stream; else it is there.
+void Block::leave_backward(BlockPass& p, void* dlast, char* dw, float* dw_sum, const void* dstream, const void* last,
+                           const void* w, const float* rstd, const ParallelLinear& reader) const {
+    if (config_.post_norm)
+        norm_backward(p, dlast, dw, dw_sum, dstream, last, w, rstd, nullptr, reader.magnitude_of_dy(p));
+}
+
+void Block::add(BlockPass& p, void* sum, const void* a, const void* b) const {
+    reduce_add(p.stream, {.out = sum,
+                          .a = a,
+                          .b = b,
+                          .n = p.R * config_.dim,
+                          .out_dtype = dtype_,
+                          .a_dtype = dtype_,
+                          .b_dtype = dtype_});
+}
+
+void Block::norm(BlockPass& p, void* y, float* rstd, void* sum, const void* x, const void* residual, const void* w,
+                 uint32_t* amax) const {
+    rmsnorm_forward(p.stream, {.y = y,
                                .rstd = rstd,
                                .sum = sum,
                                .x = x,
@@ -135,16 +188,15 @@ void Block::norm(BlockPass& p, const ParallelLinear& reader, void* h, float* rst
                                .C = config_.dim,
                                .eps = float(config_.norm_eps),
                                .dtype = dtype_,
-                               .amax = reader.magnitude_of_x(p)});
-    reader.keep_x(p, h);
+                               .amax = amax});
 }
 
-void Block::norm_backward(BlockPass& p, void* dx, char* dw, float* dw_sum, const void* x, const void* w,
+void Block::norm_backward(BlockPass& p, void* dx, char* dw, float* dw_sum, const void* dy, const void* x, const void* w,
                           const float* rstd, const void* dresidual, uint32_t* amax) const {
     rmsnorm_backward(p.stream, {.dx = dx,
                                 .dw = dw,
                                 .dw_sum = dw_sum,
-                                .dy = p.scratch.dnorm,
+                                .dy = dy,
                                 .x = x,
                                 .w = w,
                                 .rstd = rstd,
@@ -171,32 +223,46 @@ QkNorm Block::qk_norm(const BlockPass& p, const BlockWeights& w) const {
             .D = config_.head_dim,
             .row_stride = config_.qkv_rows(),
             .wq = w.qk_norm,
-            .wk = at(w.qk_norm, config_.head_dim, dtype_),
+            .wk = at(w.qk_norm, config_.q_gains(), dtype_),
             .cos_table = p.shape.rotates ? cos_ : nullptr,
             .sin_table = p.shape.rotates ? sin_ : nullptr,
             .first_position = p.shape.first_position,
             .positions = p.shape.positions,
             .eps = float(config_.norm_eps),
-            .dtype = dtype_};
+            .dtype = dtype_,
+            .ranks = tp_ ? tp_->size() : 1,
+            .sharers = sharers_};
 }
 
-void Block::rotate(BlockPass& p, void* qkv, void* qk, const BlockWeights& w) const {
-    if (w.qk_norm)
-        qk_norm_forward(p.stream, {.x = qkv, .kept = qk, .norm = qk_norm(p, w)});
-    else
-        rope(p, qkv, false);
+// What QkSums gives, of each rank that has some of the heads, in `all`
+const float* Block::sums_of_ranks(BlockPass& p, float* all, const void* x, const void* dy, const QkNorm& norm) const {
+    float* const own = tp_ ? p.scratch.qk_sums : all;
+    qk_sums(p.stream, {.sums = own, .x = x, .dy = dy, .norm = norm});
+    if (tp_) tp_->share(p.stream, all, own, 2 * p.N);
+    return all;
 }
 
-void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const void* qk,
+void Block::rotate(BlockPass& p, void* qkv, const BlockActivations& a, const BlockWeights& w) const {
+    if (!w.qk_norm) return rope(p, qkv, false);
+    QkNorm norm = qk_norm(p, w);
+    if (a.qk_sums) norm.squares = sums_of_ranks(p, a.qk_sums, qkv, nullptr, norm);
+    qk_norm_forward(p.stream, {.x = qkv, .kept = a.qk, .norm = norm});
+}
+
+void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const BlockActivations& a,
                             const BlockWeights& w) const {
     if (!w.qk_norm) return rope(p, dqkv, true);
+    QkNorm norm = qk_norm(p, w);
+    norm.squares = a.qk_sums;
+    float* const dots = p.scratch.qk_sums + (tp_ ? 2 * p.N : 0);
     qk_norm_backward(p.stream, {.dx = dqkv,
-                                .kept = qk,
+                                .kept = a.qk,
                                 .dw = dw ? at(dw, qk_norm_, grad_dtype_) : nullptr,
                                 .dw_sum = dw_sum,
                                 .scratch = p.scratch.norm,
                                 .grad_dtype = grad_dtype_,
-                                .norm = qk_norm(p, w)});
+                                .norm = norm,
+                                .dots = a.qk_sums ? sums_of_ranks(p, dots, a.qk, dqkv, norm) : nullptr});
 }
 
 void Block::rope(BlockPass& p, void* qkv, bool inverse) const {
@@ -245,10 +311,11 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
       sin_(sin_table),
       tp_(tp),
       codes_(fp8 && keeps_codes(fp8->recipe(), tp)),
-      norm1_(table.within(table.block(0, kInputNorm))),
-      norm2_(table.within(table.block(0, kPostNorm))),
+      norm1_(table.within(table.block(0, kNorm1))),
+      norm2_(table.within(table.block(0, kNorm2))),
       qkv_bias_(table.has(kQBias) ? table.within(table.block(0, kQBias)) : -1),
       qk_norm_(table.has(kQNorm) ? table.within(table.block(0, kQNorm)) : -1),
+      sharers_(table.part_of(table.block(0, kK)).parts),
       matrices_(block_matrices(config, table)),
       // The norm before writes dy of `out` without tp; its own rows of the residual stream do not tell all rows' size.
       qkv_({.parallel = Parallel::column,
@@ -256,6 +323,7 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
             .out = config_.qkv_rows(),
             .begin = matrices_[0].begin,
             .number = 0,
+            .x_is_measured = !config.post_norm,
             .dy_is_measured = false,
             .bias = qkv_bias_},
            dtype, grad_dtype, tp, fp8),
@@ -271,7 +339,8 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
                 .in = config.dim,
                 .out = 2 * config_.ffn,
                 .begin = matrices_[2].begin,
-                .number = 2},
+                .number = 2,
+                .x_is_measured = !config.post_norm},
                dtype, grad_dtype, tp, fp8),
       down_({.parallel = Parallel::row,
              .in = config_.ffn,

@@ -9,6 +9,9 @@
 //   h2    = rmsnorm(mid)
 //   gate_up = h2 Wgu^T,  branch = swiglu(gate_up) Wdown^T        (added to mid at the next block's entrance)
 //
+// With norms after the branches (ModelConfig::post_norm) h1 and h2 are the stream itself, and a branch is the norm of
+// what its last product gives; the norm of q and k is then of all heads.
+//
 // q, k and v projections lie side by side in the flat buffer, so they are one matrix; so do gate and up. A product's
 // ranks and number format are parallel_linear.h's concern, the place of keys is attention.h's: `heads`, `kv_heads` and
 // `ffn` below are this rank's, and of the N rows it has R of the residual stream, of h1 and h2.
@@ -43,12 +46,15 @@ struct BlockWeights {
 // What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
 struct BlockActivations {
     void* resid = nullptr;       // (R, C)
-    void* h1 = nullptr;          // (R, C)   or codes
+    void* h1 = nullptr;          // (R, C)   or codes; with norms after the branches resid itself, or codes
+    void* last1 = nullptr;       // (R, C)   with norms after the branches: what attention's is the norm of
     void* qk = nullptr;          // (N, (heads + kv_heads) * head_dim) before the heads' norm; with one, to train
+    float* qk_sums = nullptr;    // (ranks, N, 2) sums of squares; with a norm of all heads
     void* qkv = nullptr;         // (N, Q) rotated; the rows of a cache start first_position rows before
     void* o = nullptr;           // (N, heads * head_dim)
     void* mid = nullptr;         // (R, C)
-    void* h2 = nullptr;          // (R, C)   or codes
+    void* h2 = nullptr;          // (R, C)   or codes; as h1, mid itself
+    void* last2 = nullptr;       // (R, C)   as last1, of the MLP
     void* gate_up = nullptr;     // (N, 2F)
     float* rstd1 = nullptr;      // (R)
     float* rstd2 = nullptr;      // (R)
@@ -64,11 +70,11 @@ struct PendingBlock {
     void* gate_up = nullptr;      // (N, 2F)  the gradient of gate and up
     void* act = nullptr;          // (N, F)   swiglu output
     void* dqkv = nullptr;         // (N, Q)
-    void* dout = nullptr;         // (R, C)   gradient of the block's output, mid + branch
-    void* dmid = nullptr;         // (R, C)   gradient of mid
+    void* dout = nullptr;         // (R, C)   gradient of the block's output, mid + branch; then of its last product
+    void* dmid = nullptr;         // (R, C)   gradient of mid; of attention's last product
     float* dw_norm1 = nullptr;    // (C) f32  this micro-batch's sum for the norm's weight
     float* dw_norm2 = nullptr;    // (C) f32
-    float* dw_qk_norm = nullptr;  // (2 head_dim) f32, with a norm of heads
+    float* dw_qk_norm = nullptr;  // (q_gains + k_gains) f32, with a norm of q and k
     Fp8Scale* scales = nullptr;   // (kBlockScales) or none
 };
 
@@ -107,17 +113,28 @@ class Block {
 
    private:
     BlockPass pass(Stream&, const BlockShape&, const BlockScratch&, Fp8Scale* scales) const;
-    void norm(BlockPass&, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
-              const void* residual, const void* w) const;
-    void rotate(BlockPass&, void* qkv, void* qk, const BlockWeights& w) const;
-    void rotate_backward(BlockPass&, void* dqkv, char* dw, float* dw_sum, const void* qk, const BlockWeights& w) const;
+    void enter(BlockPass&, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
+               const void* residual, const void* w) const;
+    void* place_of_last(BlockPass& p, void* last) const { return config_.post_norm ? last : p.scratch.branch; }
+    void leave(BlockPass&, const void* last, float* rstd, const void* w) const;
+    void leave_backward(BlockPass&, void* dlast, char* dw, float* dw_sum, const void* dstream, const void* last,
+                        const void* w, const float* rstd, const ParallelLinear& reader) const;
+    void enter_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* x, const void* w, const float* rstd,
+                        const void* dresidual, const ParallelLinear* reader) const;
+    void norm(BlockPass&, void* y, float* rstd, void* sum, const void* x, const void* residual, const void* w,
+              uint32_t* amax) const;
+    void add(BlockPass&, void* sum, const void* a, const void* b) const;
+    void rotate(BlockPass&, void* qkv, const BlockActivations& a, const BlockWeights& w) const;
+    void rotate_backward(BlockPass&, void* dqkv, char* dw, float* dw_sum, const BlockActivations& a,
+                         const BlockWeights& w) const;
+    const float* sums_of_ranks(BlockPass&, float* all, const void* x, const void* dy, const QkNorm&) const;
     QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
     void rope(BlockPass&, void* qkv, bool inverse) const;
     // Of both halves, dw being nullptr where only the inputs' is asked for.
     void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
                   void* dresid) const;
-    void norm_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* x, const void* w, const float* rstd,
-                       const void* dresidual, uint32_t* amax) const;
+    void norm_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* dy, const void* x, const void* w,
+                       const float* rstd, const void* dresidual, uint32_t* amax) const;
 
     ModelConfig config_;  // of this part
     DType dtype_, grad_dtype_;
@@ -126,7 +143,8 @@ class Block {
     bool codes_;
     int64_t norm1_, norm2_;  // where they are in the unit, in elements
     int64_t qkv_bias_;       // likewise, of q, k and v side by side; -1: none
-    int64_t qk_norm_;        // of q's and k's heads, side by side; -1: none
+    int64_t qk_norm_;        // of q's and k's gains, side by side; -1: none
+    int64_t sharers_;        // ranks that have the same key heads
     std::vector<ElementRange> matrices_;
     ParallelLinear qkv_, out_, gate_up_, down_;
     Attention attention_;

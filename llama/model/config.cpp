@@ -31,6 +31,8 @@ std::span<const ConfigField> config_fields() { return kFields; }
 constexpr ConfigSwitch kSwitches[] = {
     {"qkv-bias", &ModelConfig::qkv_bias, "Add biases to q, k and v, as Qwen2 and Qwen2.5 do."},
     {"qk-norm", &ModelConfig::qk_norm, "Normalise each head of q and k (RMSNorm) before RoPE, as Qwen3 does."},
+    {"post-norm", &ModelConfig::post_norm,
+     "Normalise what attention and MLP add, not what they read, and q and k over all heads, as OLMo 2 does."},
 };
 
 std::span<const ConfigSwitch> config_switches() { return kSwitches; }
@@ -63,6 +65,7 @@ constexpr Architecture kArchitectures[] = {
      .name = "Qwen2ForCausalLM",
      .gguf = "qwen2",
      .qkv_bias = true,
+     .gguf_heads = false,
      .kv_heads = 32,
      .max_seq_len = 32768,
      .rope_theta = 1e4,
@@ -92,12 +95,23 @@ constexpr Architecture kArchitectures[] = {
      .bos = 128000,
      .eos = 128001,
      .tied = true},
+    {.type = "olmo2",
+     .name = "Olmo2ForCausalLM",
+     .gguf = "olmo2",
+     .post_norm = true,
+     .gguf_heads = false,
+     .gguf_tied = false,
+     .rope_theta = 1e4,
+     .norm_eps = 1e-5,
+     .bos = -1,
+     .eos = 50279,
+     .pad = 1},
 };
 
 static const Architecture* find_architecture(const ModelConfig& c) {
     for (const Architecture& a : kArchitectures)
-        if (a.qkv_bias == c.qkv_bias && a.qk_norm == c.qk_norm && a.nope == (c.nope_every > 0) &&
-            a.window == (c.window > 0))
+        if (a.qkv_bias == c.qkv_bias && a.qk_norm == c.qk_norm && a.post_norm == c.post_norm &&
+            a.nope == (c.nope_every > 0) && a.window == (c.window > 0))
             return &a;
     return nullptr;
 }
@@ -108,6 +122,7 @@ const Architecture& architecture_of(const ModelConfig& c) {
     std::string both;
     for (const auto& [has, name] : {std::pair(c.qkv_bias, "qkv-bias"),
                                     {c.qk_norm, "qk-norm"},
+                                    {c.post_norm, "post-norm"},
                                     {c.nope_every > 0, "nope-every"},
                                     {c.window > 0, "window"}})
         if (has) both += (both.empty() ? "" : " with ") + std::string(name);
@@ -219,7 +234,7 @@ int64_t ModelConfig::matmul_parameters() const {
 }
 
 int64_t ModelConfig::parameter_count() const {
-    const int64_t norms = (2 * layers + 1) * dim + (qk_norm ? layers * 2 * head_dim : 0),
+    const int64_t norms = (2 * layers + 1) * dim + layers * (q_gains() + k_gains()),
                   biases = qkv_bias ? layers * qkv_rows() : 0;
     return checked_add(checked_add(matmul_parameters(), norms + biases, "parameter count"), tied ? 0 : vocab * dim,
                        "parameter count");
@@ -430,7 +445,7 @@ static void read_token_ids(const Json& json, const Architecture& a, ModelConfig&
         return !json.contains(key) ? absent : x == nullptr ? -1 : read_token_id(*x, key, where);
     };
     config.bos = id("bos_token_id", a.bos);
-    config.pad = id("pad_token_id", -1);
+    config.pad = id("pad_token_id", a.pad);
     config.eos.clear();
     const Json* eos = json_find(json, "eos_token_id");
     if (eos != nullptr && eos->is_array())
@@ -478,6 +493,7 @@ ModelConfig config_from_json(std::string_view text, const std::string& where) {
     config.head_dim = a.head_dim;
     config.qkv_bias = a.qkv_bias;
     config.qk_norm = a.qk_norm;
+    config.post_norm = a.post_norm;
     if (a.max_seq_len > 0) config.max_seq_len = a.max_seq_len;
     for (const ConfigField& f : kFields) {
         if (f.key == nullptr) continue;

@@ -27,6 +27,7 @@ struct ModelConfig {
     double norm_eps = 1e-5;
     bool tied = false;       // the head is the embedding
     bool qk_norm = false;    // RMSNorm of each head of q and of k, before RoPE
+    bool post_norm = false;  // norms of what attention and MLP add, not of what they read; of all of q, all of k
     bool qkv_bias = false;   // q, k and v have biases
     int64_t nope_every = 0;  // blocks N - 1, 2N - 1, ... do not rotate q and k; 0: all rotate
     int64_t window = 0;      // keys that a query sees at most, its own among them; 0: all up to its own
@@ -46,6 +47,9 @@ struct ModelConfig {
     int64_t q_rows() const { return heads * head_dim; }
     int64_t kv_rows() const { return kv_heads * head_dim; }
     int64_t qkv_rows() const { return (heads + 2 * kv_heads) * head_dim; }
+    // Gains of the norms of q and of k, before RoPE: those of one head for each head, or of all together; 0: no norms.
+    int64_t q_gains() const { return qk_norm ? head_dim : post_norm ? q_rows() : 0; }
+    int64_t k_gains() const { return qk_norm ? head_dim : post_norm ? kv_rows() : 0; }
     // Whether the block rotates q and k by their positions.
     bool rotates(int64_t block) const { return nope_every == 0 || (block + 1) % nope_every != 0; }
     // The window, where it hides anything of the longest sequence; else 0.
@@ -81,13 +85,15 @@ struct Architecture {
     const char* type;  // model_type
     const char* name;  // of transformers' class
     const char* gguf;  // llama.cpp's name
-    bool qkv_bias = false, qk_norm = false, nope = false, window = false;
+    bool qkv_bias = false, qk_norm = false, post_norm = false, nope = false, window = false;
     bool pairs = false;  // llama.cpp rotates neighbours of a head, not halves: rows of q and k are in another order
     bool rope_factors = false;  // llama.cpp reads rope_freqs.weight
+    bool gguf_heads = true;     // llama.cpp reads head_dim; else it is the width over the heads
+    bool gguf_tied = true;      // llama.cpp takes the embedding where there is no head
     // For files that do not say: transformers' defaults. 0: as ModelConfig.
     int64_t kv_heads = 0, head_dim = 0, max_seq_len = 0;
     double rope_theta, norm_eps;
-    int64_t bos, eos;
+    int64_t bos, eos, pad = -1;
     bool tied = false;
 };
 const Architecture& architecture_of(const ModelConfig&);

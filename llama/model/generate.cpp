@@ -113,10 +113,17 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
             outputs_[held.stage] = take(n, c.dim, e, MemKind::activations, "stage output");
     }
     a_.resid = take(n, c.dim, e, MemKind::activations, "residual");
-    a_.h1 = take(n, c.dim, e, MemKind::activations, "attention norm");
+    a_.h1 = c.post_norm ? a_.resid : take(n, c.dim, e, MemKind::activations, "attention norm");
     a_.o = take(n, part_.q_rows(), e, MemKind::activations, "attention output");
     a_.mid = take(n, c.dim, e, MemKind::activations, "middle residual");
-    a_.h2 = take(n, c.dim, e, MemKind::activations, "ffn norm");
+    a_.h2 = c.post_norm ? a_.mid : take(n, c.dim, e, MemKind::activations, "ffn norm");
+    final_norm_ = c.post_norm ? take(n, c.dim, e, MemKind::activations, "last product") : a_.h1;
+    if (c.post_norm) {
+        a_.last1 = a_.last2 = final_norm_;
+        const int64_t ranks = tp ? tp->size() : 1;
+        a_.qk_sums = static_cast<float*>(take(n, 2 * ranks, 4, MemKind::activations, "sums over q and k"));
+        scratch_.qk_sums = static_cast<float*>(take(n, 2, 4, MemKind::workspace, "own sums over q and k"));
+    }
     a_.gate_up = take(n, 2 * part_.ffn, e, MemKind::activations, "gate and up");
     a_.rstd1 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "attention rstd"));
     a_.rstd2 = static_cast<float*>(take(n, 1, 4, MemKind::activations, "ffn rstd"));
@@ -230,7 +237,7 @@ void Decoder::forward_head(int64_t count, const void* previous_mid) {
     const auto parameters = [&](const Tensor& t) {
         return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * e;
     };
-    rmsnorm_forward(stream_, {.y = a_.h1,
+    rmsnorm_forward(stream_, {.y = final_norm_,
                               .rstd = a_.rstd1,
                               .sum = a_.resid,
                               .x = scratch_.branch,
@@ -240,8 +247,8 @@ void Decoder::forward_head(int64_t count, const void* previous_mid) {
                               .C = c.dim,
                               .eps = float(c.norm_eps),
                               .dtype = dtype_});
-    const void* rows = a_.h1;
-    if (tp_) tp_->gather(stream_, scratch_.whole, a_.h1, count, c.dim, dtype_), rows = scratch_.whole;
+    const void* rows = final_norm_;
+    if (tp_) tp_->gather(stream_, scratch_.whole, final_norm_, count, c.dim, dtype_), rows = scratch_.whole;
     linear(stream_, logits_, static_cast<const char*>(rows) + (count - 1) * c.dim * e, parameters(table_.head()), 1,
            c.dim, vocab.rows, dtype_);
     cast(stream_, {.out = tp_ ? own_logits_ : logits32_,

@@ -71,6 +71,7 @@ class Decoder {
     std::map<int, void*> outputs_;  // by stage (tokens, C), but of the last
     BlockActivations a_;
     BlockScratch scratch_;
+    void* final_norm_ = nullptr;  // (n, C)
     int32_t* tokens_ = nullptr;
     void* logits_ = nullptr;       // of this rank's part of the vocabulary
     float* own_logits_ = nullptr;  // likewise, with tp

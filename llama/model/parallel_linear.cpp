@@ -31,12 +31,13 @@ uint32_t* ParallelLinear::magnitude_of_dy(BlockPass& p) const {
     return layer_.dy_is_measured ? fresh(p, scale_of_dy(p)) : nullptr;
 }
 
-void ParallelLinear::keep_x(BlockPass& p, void* kept) const {
+void ParallelLinear::keep_x(BlockPass& p, void* kept, const void* x) const {
     if (!p.scales) return;
+    if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.R * layer_.in, dtype_);
     if (tp_) tp_->share_magnitude(p.stream, scale_of_x(p), p.scratch.parts);
     quantise(p.stream, {.y = static_cast<uint8_t*>(kept),
                         .scale = scale_of_x(p),
-                        .x = p.scratch.dnorm,
+                        .x = x,
                         .rows = p.R,
                         .columns = layer_.in,
                         .type = Fp8::e4m3,
@@ -93,7 +94,6 @@ void ParallelLinear::wait_for_dx(BlockPass& p) const {
 void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand& w, const void* bias) const {
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
-    if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.N * in, dtype_);
     if (parallel == Parallel::column) {
         const auto product = [&](const void* rows, int64_t first, int64_t count) {
             linear(s, at(y, first * out, dtype_), operand_x(p, rows), w, count, in, out, dtype_, fp8_);
@@ -102,6 +102,7 @@ void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand
         if (bias) add_bias(s, {.x = y, .bias = bias, .N = p.N, .C = out, .dtype = dtype_});
         return;
     }
+    if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.N * in, dtype_);
     if (!tp_) return linear(s, y, operand_x(p, x), w, p.N, in, out, dtype_, fp8_);
     tp_->scatter(s, y, p.scratch.whole, p.N, out, dtype_, [&](int64_t first, int64_t rows) {
         linear(s, at(p.scratch.whole, first * out, tp_->wire()), operand_x(p, at(x, first * in, dtype_)), w, rows, in,

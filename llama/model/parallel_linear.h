@@ -41,6 +41,7 @@ struct BlockScratch {
     void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
     void* attention = nullptr;  // attention_backward_workspace
     float* norm = nullptr;      // rmsnorm_backward_scratch(C), or what another sum over rows needs if that is more
+    float* qk_sums = nullptr;   // (1 + ranks, N, 2)  of all heads' norm: this rank's, then of all; without tp (N, 2)
     Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
 };
 
@@ -99,9 +100,9 @@ class ParallelLinear {
     // Where the op that writes x, or dy, leaves its magnitude, zeroed; nullptr where nobody asks for it.
     uint32_t* magnitude_of_x(BlockPass&) const;
     uint32_t* magnitude_of_dy(BlockPass&) const;
-    // Column-parallel:: the op that makes x writes it there, then `kept` is made of it.
+    // Column-parallel:: the op that makes x writes it there, then `kept` is made of it, or of the `x` that is there.
     void* place_of_x(const BlockPass& p, void* kept) const { return p.scales ? p.scratch.dnorm : kept; }
-    void keep_x(BlockPass&, void* kept) const;
+    void keep_x(BlockPass&, void* kept, const void* x) const;
 
    private:
     Fp8Scale* scale_of_x(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number : nullptr; }

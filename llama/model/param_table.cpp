@@ -29,7 +29,7 @@ void ParamTable::end_unit(std::string name) {
 ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(config.tied) {
     int count = 0;
     for (int which = 0; which < kBlockTensors; ++which)
-        places_[which] = which <= kDown || (which <= kVBias ? config.qkv_bias : config.qk_norm) ? count++ : -1;
+        places_[which] = which <= kDown || (which <= kVBias ? config.qkv_bias : config.q_gains() > 0) ? count++ : -1;
     add_tensors(config);
     cut(holding);
     hold();
@@ -47,16 +47,17 @@ void ParamTable::add_tensors(const ModelConfig& c) {
     const auto bias = [&](std::string name, int64_t size, int64_t grain) {
         add(std::move(name), {size}, Init::kNormal, 0, Split::cols, grain);
     };
+    constexpr const char* after_attention = "post_attention_layernorm.weight";
     by_rows("model.embed_tokens.weight", c.vocab, c.dim, 1);
     end_unit("embedding");
     for (int64_t l = 0; l < c.layers; ++l) {
         const std::string prefix = "model.layers." + std::to_string(l) + ".";
-        add(prefix + "input_layernorm.weight", {c.dim}, Init::kOnes);
+        add(prefix + (c.post_norm ? after_attention : "input_layernorm.weight"), {c.dim}, Init::kOnes);
         by_rows(prefix + "self_attn.q_proj.weight", c.q_rows(), c.dim, c.head_dim);
         by_rows(prefix + "self_attn.k_proj.weight", c.kv_rows(), c.dim, c.head_dim);
         by_rows(prefix + "self_attn.v_proj.weight", c.kv_rows(), c.dim, c.head_dim);
         by_cols(prefix + "self_attn.o_proj.weight", c.dim, c.q_rows(), c.head_dim);
-        add(prefix + "post_attention_layernorm.weight", {c.dim}, Init::kOnes);
+        add(prefix + (c.post_norm ? "post_feedforward_layernorm.weight" : after_attention), {c.dim}, Init::kOnes);
         by_rows(prefix + "mlp.gate_proj.weight", c.ffn, c.dim, 1);
         by_rows(prefix + "mlp.up_proj.weight", c.ffn, c.dim, 1);
         by_cols(prefix + "mlp.down_proj.weight", c.dim, c.ffn, 1);
@@ -65,8 +66,12 @@ void ParamTable::add_tensors(const ModelConfig& c) {
             bias(prefix + "self_attn.k_proj.bias", c.kv_rows(), c.head_dim);
             bias(prefix + "self_attn.v_proj.bias", c.kv_rows(), c.head_dim);
         }
-        for (const char* name : {"self_attn.q_norm.weight", "self_attn.k_norm.weight"})
-            if (c.qk_norm) add(prefix + name, {c.head_dim}, Init::kOnes);
+        const Split of_gains = c.post_norm ? Split::cols : Split::none;  // of heads, or of each
+        const auto gains = [&](const char* name, int64_t size) {
+            if (size > 0) add(prefix + name, {size}, Init::kOnes, 0, of_gains, c.head_dim);
+        };
+        gains("self_attn.q_norm.weight", c.q_gains());
+        gains("self_attn.k_norm.weight", c.k_gains());
         end_unit("block " + std::to_string(l));
     }
     add("model.norm.weight", {c.dim}, Init::kOnes);

@@ -79,12 +79,12 @@ struct Unit : UnitLayout {
 // rows), and the biases of q, k, v. Those after kDown are not in every model; their sizes need not be multiples of 8,
 // so they come last.
 enum BlockTensor {
-    kInputNorm,
+    kNorm1,  // of what attention reads, or of what it adds
     kQ,
     kK,
     kV,
     kO,
-    kPostNorm,
+    kNorm2,  // of the MLP, likewise
     kGate,
     kUp,
     kDown,

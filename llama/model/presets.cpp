@@ -51,6 +51,14 @@ static ModelConfig qwen3(const Shape& s, bool tied) {
     return c;
 }
 
+static ModelConfig olmo2(const Shape& s) {
+    ModelConfig c = make(s, false, 4096, 5e5, -1, 100257);
+    c.norm_eps = 1e-6;
+    c.post_norm = true;
+    c.pad = 100277;
+    return c;
+}
+
 static ModelConfig smollm3(const Shape& s) {
     ModelConfig c = make(s, true, 65536, 5e6, 128000, 128001);
     c.norm_eps = 1e-6;
@@ -96,6 +104,8 @@ std::span<const Preset> presets() {
         {"qwen3-1.7b", qwen3({2048, 6144, 28, 16, 8, 151936}, true), "Qwen/Qwen3-1.7B-Base"},
         {"qwen3-4b", qwen3({2560, 9728, 36, 32, 8, 151936}, true), "Qwen/Qwen3-4B-Base"},
         {"qwen3-8b", qwen3({4096, 12288, 36, 32, 8, 151936}, false), "Qwen/Qwen3-8B-Base"},
+        {"olmo2-1b", olmo2({2048, 8192, 16, 16, 16, 100352}), "allenai/OLMo-2-0425-1B"},
+        {"olmo2-7b", olmo2({4096, 11008, 32, 32, 32, 100352}), "allenai/OLMo-2-1124-7B", "OLMo 2 7B"},
         {"tinyllama-1.1b", make({2048, 5632, 22, 32, 4, 32000}, false, 2048, 1e4, 1, 2),
          "TinyLlama-1.1B", "TinyLlama 1.1B"},
         {"mistral-7b-v0.1", mistral({4096, 14336, 32, 32, 8, 32000}), "mistralai/Mistral-7B-v0.1"},

@@ -103,7 +103,11 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     scratch_.attention = take(1, attention_backward_workspace(block_.attention().shape(largest)), 1, MemKind::workspace,
                               "attention backward");
     const int64_t bias_sums = c.qkv_bias ? bias_backward_scratch(part.qkv_rows()) : 0;
-    const int64_t head_sums = c.qk_norm ? qk_norm_backward_scratch(c.head_dim) : 0;
+    const int64_t gains = c.post_norm ? part.heads + part.kv_heads : 2, ranks = o.tp ? o.tp->size() : 1;
+    const int64_t head_sums = c.q_gains() > 0 ? qk_norm_backward_scratch(c.head_dim, gains) : 0;
+    if (c.post_norm)
+        scratch_.qk_sums =
+            static_cast<float*>(take(o.tp ? 1 + ranks : 1, 2 * N, 4, MemKind::workspace, "sums over q and k"));
     scratch_.norm = static_cast<float*>(take(1, std::max({rmsnorm_backward_scratch(c.dim), bias_sums, head_sums}), 4,
                                              MemKind::workspace, "norm partials"));
     if (with_head) {
@@ -184,6 +188,9 @@ void Stage::add_slot(int number) {
             return static_cast<float*>(
                 take(rows, columns, 4, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot));
         };
+        const bool coded = slots && fp8.covers(unit - 1, c.layers);
+        // Whether branches read what is apart from the stream: its norm, or codes. Shared, it serves any block.
+        const bool apart = !c.post_norm || coded || (slots && share);
         // What is computed again is the same memory for all blocks and slots.
         const bool first = number == 0 && unit == first_block();
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
@@ -191,19 +198,23 @@ void Stage::add_slot(int number) {
         const bool away = offload_ && offload_->covers(unit - first_block());
         a.resid = away ? offload_->place(unit - first_block()) : act("residual", R, c.dim, e);
         if (!share || first) {
-            const bool codes = slots && !share && fp8.covers(unit - 1, c.layers);  // shared, it serves any block
-            a.h1 = act("attention norm", R, c.dim, codes ? 1 : e);
+            const bool codes = coded && !share;
+            if (apart) a.h1 = act("attention norm", R, c.dim, codes ? 1 : e);
+            if (c.post_norm) a.last1 = act("attention's last product", R, c.dim, e);
             a.rstd1 = row("attention rstd", R, 1);
-            if (c.qk_norm) a.qk = act("q and k", N, part_.q_rows() + part_.kv_rows(), e);
+            if (c.q_gains() > 0) a.qk = act("q and k", N, part_.q_rows() + part_.kv_rows(), e);
+            if (c.post_norm) a.qk_sums = row("sums over q and k", N, 2 * (options_.tp ? options_.tp->size() : 1));
             a.qkv = act("qkv", N, part_.qkv_rows(), e);
             a.o = act("attention output", N, part_.q_rows(), e);
             a.lse = row("attention lse", N, part_.heads);
             a.mid = act("middle residual", R, c.dim, e);
-            a.h2 = act("ffn norm", R, c.dim, codes ? 1 : e);
+            if (apart) a.h2 = act("ffn norm", R, c.dim, codes ? 1 : e);
+            if (c.post_norm) a.last2 = act("ffn's last product", R, c.dim, e);
             a.rstd2 = row("ffn rstd", R, 1);
             a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn, e);
             if (slots) a.scales = static_cast<Fp8Scale*>(act("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
         }
+        if (c.post_norm && !coded) a.h1 = a.resid, a.h2 = a.mid;
         slot.blocks.push_back(a);
     }
     const auto stream = [&](const char* name) { return take(R, c.dim, e, MemKind::activations, name + of_slot); };
@@ -244,9 +255,8 @@ void Stage::add_weight_slot(int number) {
                                .dmid = pending("middle gradient", R, c.dim),
                                .dw_norm1 = sum("attention norm's weight gradient"),
                                .dw_norm2 = sum("ffn norm's weight gradient")});
-        if (c.qk_norm)
-            slot.blocks.back().dw_qk_norm =
-                static_cast<float*>(bytes("head norms' weight gradient", 1, 2 * c.head_dim, 4));
+        if (const int64_t gains = part_.q_gains() + part_.k_gains(); gains > 0)
+            slot.blocks.back().dw_qk_norm = static_cast<float*>(bytes("head norms' weight gradient", 1, gains, 4));
         if (slots)
             slot.blocks.back().scales = static_cast<Fp8Scale*>(bytes("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
     }
@@ -541,12 +551,12 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const BlockWeights w = block_weights(unit);
     exchange(a, p);
-    piece(
-        GraphSet::key(Piece::input_grad, unit, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T, b.positions),
-        [&] {
-            work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, p, work_.scratch(),
-                                         dresid);
-        });
+    piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
+                        b.positions),
+          [&] {
+              work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, p, work_.scratch(),
+                                           dresid);
+          });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool then_below) {

@@ -83,6 +83,10 @@ OpWork work(const RmsnormBackward& a) {
 OpWork work(const Rope& a) { return bytes(2 * n(a.N) * n(a.heads) * n(a.D) * size_of(a.dtype), a.dtype); }
 OpWork work(const AddBias& a) { return bytes(2 * n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
 OpWork work(const BiasBackward& a) { return bytes(n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
+OpWork work(const QkSums& a) {
+    const QkNorm& q = a.norm;
+    return bytes(n(q.N) * n(q.heads + q.kv_heads) * n(q.D) * size_of(q.dtype) * (a.dy ? 2 : 1), q.dtype);
+}
 OpWork work(const QkNormForward& a) {
     const QkNorm& q = a.norm;
     return bytes(n(q.N) * n(q.heads + q.kv_heads) * n(q.D) * size_of(q.dtype) * (a.kept ? 3 : 2), q.dtype);
@@ -209,12 +213,12 @@ bool find_work(const OpCall& op, OpWork& found) {
         return true;
     }
     return try_all<Gemm, AttentionForward, AttentionLargest, AttentionBackward, RmsnormForward, RmsnormBackward, Rope,
-                   QkNormForward, QkNormBackward, AddBias, BiasBackward, SwigluForward, SwigluBackward, CrossEntropy,
-                   VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax, Fp8Gemm, Fp8BlockGemm,
-                   Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales, SumF32,
-                   EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum, Cast,
-                   ReduceAdd, SumRows, Ema, RandomNormal, CopyRows, AttentionMerge, SegmentSquares, BlockStatistics,
-                   MuonMomentum, MuonNormalise, MuonStep>(op, found);
+                   QkSums, QkNormForward, QkNormBackward, AddBias, BiasBackward, SwigluForward, SwigluBackward,
+                   CrossEntropy, VocabSoftmax, VocabCrossEntropy, VocabArgmax, LossScaleUpdate, Argmax, Fp8Gemm,
+                   Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales,
+                   SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum,
+                   Cast, ReduceAdd, SumRows, Ema, RandomNormal, CopyRows, AttentionMerge, SegmentSquares,
+                   BlockStatistics, MuonMomentum, MuonNormalise, MuonStep>(op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

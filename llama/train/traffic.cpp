@@ -85,14 +85,15 @@ class Counter {
         const bool codes = keeps_codes(fp8.recipe, &*core_.tp) && fp8.covers(unit - 1, core_.config.layers);
         const int64_t H = codes ? core_.tp->gather_bytes(tokens_, C / 2, DType::bf16) : G;
         const int64_t M = codes ? 2 * core_.tp->magnitude_bytes() : 0;
+        const int64_t Q = core_.config.post_norm ? core_.tp->share_bytes(tokens_ * 2) : 0;  // sums over q and k
         const bool backward = what == Do::backward || what == Do::input_grad;
         if (unit == 0) return what == Do::forward ? S : what == Do::input_grad ? 0 : G;
         if (is_head(unit)) return backward ? G + S + core_.tp->share_bytes(tokens_ * kVocabStats) : 0;
         switch (what) {
             case Do::forward:
-                return 2 * H + M + 2 * S;
+                return 2 * H + M + 2 * S + Q;
             case Do::input_grad:
-                return 2 * G + 2 * S;
+                return 2 * G + 2 * S + Q;
             case Do::weight_grad:
                 return 2 * G + 2 * H;
             default:
@@ -100,11 +101,11 @@ class Counter {
         }
         switch (core_.options.stage.recompute) {
             case Recompute::none:
-                return 2 * G + 2 * H + 2 * S;
+                return 2 * G + 2 * H + 2 * S + Q;
             case Recompute::mlp:
-                return 2 * G + 3 * H + 2 * S;
+                return 2 * G + 3 * H + 2 * S + Q;
             case Recompute::block:
-                return 2 * G + 4 * H + M + 4 * S;
+                return 2 * G + 4 * H + M + 4 * S + 2 * Q;
         }
         fail("a recomputation of no kind");
     }

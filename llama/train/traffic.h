@@ -19,7 +19,8 @@ tp  in passes over R x dim numbers: G, a gather, this rank's rows to each other 
     head, its loss   -         1G 1S L    1G 1S L      -             forward only: 1G L
     L: 12 bytes a token to each other rank. With --fp8 tensor a block gathers its norms as codes, a byte a number: 2 of
     the G forward, backward and in weight_grad, and all recomputed ones; a forward pass also sends 32 bytes to each
-    other rank, their magnitudes. With each reduce of a unit also the gradients of what several ranks hold:
+    other rank, their magnitudes. With --post-norm a block's forward and backward pass, and its recomputation, send 8
+    bytes a token to each other rank. With each reduce of a unit also the gradients of what several ranks hold:
     (tp - 1) / tp of them twice if all do, else once to each other holder.
 cp  for each block and micro-batch its keys and values to each other rank, in --dtype, once forward (twice with
     --recompute block) and once backward, and then their gradients in fp32; in a ring from rank to rank, the gradients

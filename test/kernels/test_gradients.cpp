@@ -177,81 +177,111 @@ TEST_P(Gradients, BiasesAreSumsOverRows) {
         }
 }
 
+// RMSNorm of each head, or of all of q's together and of all of k's, and RoPE, in double
+struct NormsOfHeads {
+    int64_t D;
+    bool rotates, together;
+    int64_t T = 2, N = 2 * T, heads = 3, kv_heads = 2, all = (heads + kv_heads) * D, stride = all + 2;
+    double eps = 1e-5;
+    std::vector<float> cosine = std::vector<float>(size_t(20 * D)), sine = cosine;  // of 40 positions; the first is 5
+
+    int64_t gains() const { return together ? heads + kv_heads : 2; }
+    // The heads that head h is normalised with: the first, and how many
+    std::pair<int64_t, int64_t> with(int64_t h) const {
+        if (!together) return {h, 1};
+        return h < heads ? std::pair(int64_t(0), heads) : std::pair(heads, kv_heads);
+    }
+    Doubles forward(const Doubles& x, const Doubles& ws) const {
+        Doubles y = x;
+        for (int64_t n = 0; n < N; ++n)
+            for (int64_t h = 0; h < heads + kv_heads; ++h) {
+                const auto [first, count] = with(h);
+                const auto row = x.begin() + long(n * stride + first * D);
+                const auto gain = ws.begin() + long((together ? first : h < heads ? 0 : 1) * D);
+                const Doubles normed = rmsnorm({row, row + count * D}, {gain, gain + count * D}, double(float(eps)));
+                const size_t at = size_t(n * stride + h * D);
+                const double* z = normed.data() + (h - first) * D;
+                for (size_t j = 0, half = size_t(D / 2); j < half; ++j) {
+                    const size_t angle = size_t(5 + n % T) * half + j;
+                    const double c = rotates ? double(cosine[angle]) : 1, s = rotates ? double(sine[angle]) : 0;
+                    y[at + j] = z[j] * c - z[half + j] * s;
+                    y[at + half + j] = z[half + j] * c + z[j] * s;
+                }
+            }
+        return y;
+    }
+    double largest_rstd(const Doubles& x) const {
+        double largest = 0;
+        for (int64_t n = 0; n < N; ++n)
+            for (int64_t h = 0; h < heads + kv_heads; ++h) {
+                const auto [first, count] = with(h);
+                double squares = 0;
+                for (int64_t j = first * D; j < (first + count) * D; ++j)
+                    squares += std::pow(x[size_t(n * stride + j)], 2);
+                largest = std::max(largest, 1 / std::sqrt(squares / double(count * D) + eps));
+            }
+        return largest;
+    }
+};
+
 TEST_P(Gradients, NormsOfHeadsAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (int64_t D : {2, 6, 64, 80})
-            for (const bool rotates : {true, false}) {
-                SCOPED_TRACE(format("D=%ld %s, %s", long(D), name_of(dtype), rotates ? "rotated" : "not rotated"));
-                const int64_t T = 2, N = 2 * T, heads = 3, kv_heads = 2, all = (heads + kv_heads) * D, stride = all + 2,
-                              positions = 40;
-                const double eps = 1e-5;
-                std::vector<float> cosine(size_t(positions * D / 2)), sine(cosine.size());
-                rope_tables(cosine.data(), sine.data(), positions, D, 10000, {});
-                const Tensor w = random_tensor(2 * D, dtype, 2);
-                const auto forward = [&](const Doubles& x, const Doubles& ws) {
-                    Doubles y = x;
-                    for (int64_t n = 0; n < N; ++n)
-                        for (int64_t h = 0; h < heads + kv_heads; ++h) {
-                            const size_t at = size_t(n * stride + h * D), of_w = h < heads ? 0 : size_t(D);
-                            const Doubles head(x.begin() + long(at), x.begin() + long(at) + D),
-                                gain(ws.begin() + long(of_w), ws.begin() + long(of_w) + D);
-                            const Doubles z = rmsnorm(head, gain, double(float(eps)));
-                            for (size_t j = 0, half = size_t(D / 2); j < half; ++j) {
-                                const size_t angle = size_t(5 + n % T) * half + j;
-                                const double c = rotates ? double(cosine[angle]) : 1,
-                                             s = rotates ? double(sine[angle]) : 0;
-                                y[at + j] = z[j] * c - z[half + j] * s;
-                                y[at + half + j] = z[half + j] * c + z[j] * s;
-                            }
-                        }
-                    return y;
-                };
-                const Tensor before = random_tensor(N * stride, dtype, 1, 2);
-                const Tensor y(before.values(), dtype), kept(N * all, dtype);
-                const QkNorm norm{
-                    .N = N,
-                    .T = T,
-                    .heads = heads,
-                    .kv_heads = kv_heads,
-                    .D = D,
-                    .row_stride = stride,
-                    .wq = w.data(),
-                    .wk = static_cast<const char*>(static_cast<const void*>(w.data())) + D * size_of(dtype),
-                    .cos_table = rotates ? cosine.data() : nullptr,
-                    .sin_table = rotates ? sine.data() : nullptr,
-                    .first_position = 5,
-                    .eps = float(eps),
-                    .dtype = dtype};
+            for (const auto& [rotates, together] : {std::pair(true, false), {false, false}, {true, true}}) {
+                SCOPED_TRACE(format("D=%ld %s, %s%s", long(D), name_of(dtype), rotates ? "rotated" : "not rotated",
+                                    together ? ", all heads together" : ""));
+                NormsOfHeads o{.D = D, .rotates = rotates, .together = together};
+                rope_tables(o.cosine.data(), o.sine.data(), 40, D, 10000, {});
+                const Tensor w = random_tensor(o.gains() * D, dtype, 2);
+                const Tensor before = random_tensor(o.N * o.stride, dtype, 1, 2);
+                const Tensor y(before.values(), dtype), kept(o.N * o.all, dtype), squares(2 * o.N, DType::f32),
+                    dots(2 * o.N, DType::f32);
+                QkNorm norm{.N = o.N,
+                            .T = o.T,
+                            .heads = o.heads,
+                            .kv_heads = o.kv_heads,
+                            .D = D,
+                            .row_stride = o.stride,
+                            .wq = w.data(),
+                            .wk = static_cast<const char*>(static_cast<const void*>(w.data())) +
+                                  (together ? o.heads : 1) * D * size_of(dtype),
+                            .cos_table = rotates ? o.cosine.data() : nullptr,
+                            .sin_table = rotates ? o.sine.data() : nullptr,
+                            .first_position = 5,
+                            .eps = float(o.eps),
+                            .dtype = dtype};
+                if (together) {
+                    qk_sums_cpu({.sums = squares.as<float>(), .x = y.data(), .norm = norm});
+                    norm.squares = squares.as<float>();
+                }
                 qk_norm_forward_cpu({.x = y.data(), .kept = kept.data(), .norm = norm});
-                const Doubles xs = before.values(), ws = w.values(), want = forward(xs, ws);
-                expect_close("y", y.values(), want, tolerance(double(D) / 2 + 8, 2 * largest(want), dtype, want));
+                const Doubles xs = before.values(), ws = w.values(), want = o.forward(xs, ws);
+                const double terms = double(o.with(0).second * D), rows = double(o.N * o.heads);
+                expect_close("y", y.values(), want, tolerance(terms / 2 + 8, 2 * largest(want), dtype, want));
 
-                const Tensor dy = random_tensor(N * stride, dtype, 3), dx(dy.values(), dtype),
-                             dw_before = random_tensor(2 * D, DType::f32, 4), dw(dw_before.values(), DType::f32),
-                             scratch(qk_norm_backward_scratch(D), DType::f32);
+                const Tensor dy = random_tensor(o.N * o.stride, dtype, 3), dx(dy.values(), dtype),
+                             dw_before = random_tensor(o.gains() * D, DType::f32, 4),
+                             dw(dw_before.values(), DType::f32),
+                             scratch(qk_norm_backward_scratch(D, o.gains()), DType::f32);
+                if (together) qk_sums_cpu({.sums = dots.as<float>(), .x = kept.data(), .dy = dx.data(), .norm = norm});
                 qk_norm_backward_cpu({.dx = dx.data(),
                                       .kept = kept.data(),
                                       .dw = dw.data(),
                                       .scratch = scratch.as<float>(),
                                       .grad_dtype = DType::f32,
-                                      .norm = norm});
-                double rstd = 0;  // the largest
-                for (int64_t n = 0; n < N; ++n)
-                    for (int64_t h = 0; h < heads + kv_heads; ++h) {
-                        double squares = 0;
-                        for (int64_t j = 0; j < D; ++j) squares += std::pow(xs[size_t(n * stride + h * D + j)], 2);
-                        rstd = std::max(rstd, 1 / std::sqrt(squares / double(D) + eps));
-                    }
-                const double term = 2 * largest(dy.values()) * largest(ws) * rstd * (1 + largest(xs) * rstd);
+                                      .norm = norm,
+                                      .dots = together ? dots.as<float>() : nullptr});
+                const double rstd = o.largest_rstd(xs), most = largest(dy.values());
                 expect_gradient(
-                    "dx", dx.values(), xs, [&](const Doubles& at) { return dot(forward(at, ws), dy.values()); },
-                    tolerance(double(D) + 12, term, dtype, dx.values()));
+                    "dx", dx.values(), xs, [&](const Doubles& at) { return dot(o.forward(at, ws), dy.values()); },
+                    tolerance(terms + 12, 2 * most * largest(ws) * rstd * (1 + largest(xs) * rstd), dtype,
+                              dx.values()));
                 expect_gradient(
                     "dw", dw.values(), ws,
-                    [&](const Doubles& at) { return dot(forward(xs, at), dy.values()) + dot(at, dw_before.values()); },
-                    tolerance(double(N * heads) + 12,
-                              2 * largest(dy.values()) * largest(xs) * rstd * double(N * heads) + 5, DType::f32,
-                              dw.values()));
+                    [&](const Doubles& at) {
+                        return dot(o.forward(xs, at), dy.values()) + dot(at, dw_before.values());
+                    },
+                    tolerance(rows + 12, 2 * most * largest(xs) * rstd * rows + 5, DType::f32, dw.values()));
             }
 }
 

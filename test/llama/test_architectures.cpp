@@ -7,8 +7,8 @@ namespace {
 
 using namespace layout_runs;
 
-// Biases, norms of heads, blocks without rotation and windows on every kind of layout; where nothing is cut and no
-// ranks are summed over, to the bit.
+// Biases, norms of heads, blocks without rotation, windows and norms after the branches on every kind of layout; where
+// nothing is cut and no ranks are summed over, to the bit.
 TEST(Architectures, TrainAsOneRankDoes) {
     struct Cut {
         int tp, dp, pp, stage;
@@ -29,13 +29,15 @@ TEST(Architectures, TrainAsOneRankDoes) {
                         {1, 1, 4, 0, PipelineKind::zb_h1},
                         {2, 1, 2, 0, PipelineKind::dualpipe},
                         {2, 2, 2, 3, PipelineKind::zb_v}};
-    for (const char* name : {"qkv-bias", "qk-norm", "nope-every", "window"}) {
+    for (const char* name : {"qkv-bias", "qk-norm", "nope-every", "window", "post-norm"}) {
         Layout one{.config = toy(2), .micro_batches = 4, .steps = 3};
         one.config.layers = 4;
         for (const ConfigSwitch& w : config_switches())
             if (std::string_view(w.name) == name) one.config.*w.member = true;
         if (std::string_view(name) == "nope-every") one.config.nope_every = 2;
         if (std::string_view(name) == "window") one.config.window = 4;
+        // As OLMo 2 begins: the smaller a last product's weights, the more of its norm an update is, and its rounding.
+        if (std::string_view(name) == "post-norm") one.config.branch_init = 1;
         const Outcome plain = train({.config = toy(2), .micro_batches = 4, .steps = 1}), want = train(one);
         EXPECT_NE(plain.norms[0][0], want.norms[0][0]) << name << " changes what is computed";
         for (const Cut& c : cuts) {

@@ -40,7 +40,7 @@ TEST(Presets, HaveThePublishedCounts) {
         {"qwen2.5-1.5b", 1'543'714'304},    {"qwen2.5-3b", 3'085'938'688},    {"qwen2.5-7b", 7'615'616'512},
         {"qwen2.5-14b", 14'770'033'664},    {"qwen3-0.6b", 596'049'920},      {"qwen3-1.7b", 1'720'574'976},
         {"qwen3-4b", 4'022'468'096},        {"qwen3-8b", 8'190'735'360},      {"smollm3-3b", 3'075'098'624},
-        {"mistral-7b-v0.1", 7'241'732'096},
+        {"mistral-7b-v0.1", 7'241'732'096}, {"olmo2-1b", 1'484'916'736},      {"olmo2-7b", 7'298'617'344},
     };
     for (const auto& [name, count] : exact) {
         ModelConfig c = find_preset(name).config;
@@ -248,6 +248,8 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
          "qk-norm: 0 in llama, 1 in c\n"},
         {"smollm3", "SmolLM3ForCausalLM", rest + R"(,"no_rope_layers":[1,0],"tie_word_embeddings":false)",
          "nope-every: 0 in llama, 2 in c\n"},
+        {"olmo2", "Olmo2ForCausalLM", rest + R"(,"attention_bias":false,"rms_norm_eps":1e-6)",
+         "post-norm: 0 in llama, 1 in c\n"},
     };
     for (const auto& [type, name, fields, want] : cases) {
         const ModelConfig c = read_as(type, fields);
@@ -257,7 +259,8 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
         EXPECT_EQ(differences(c, config_from_json(text, "again"), "once", "again"), "");
     }
     // What transformers takes where a file does not say
-    const ModelConfig qwen3 = read_as("qwen3", R"("num_key_value_heads":null)"), smollm3 = read_as("smollm3", "");
+    const ModelConfig qwen3 = read_as("qwen3", R"("num_key_value_heads":null)"), smollm3 = read_as("smollm3", ""),
+                      olmo2 = read_as("olmo2", "");
     EXPECT_EQ(qwen3.head_dim, 128);
     EXPECT_EQ(qwen3.kv_heads, 4);
     EXPECT_EQ(qwen3.bos, -1);
@@ -266,12 +269,17 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
     EXPECT_EQ(smollm3.rope_theta, 2e6);
     EXPECT_EQ(smollm3.nope_every, 0) << "two blocks have no fourth";
     EXPECT_TRUE(contains(config_to_json(smollm3, DType::f32), "LlamaForCausalLM"));
+    EXPECT_EQ(olmo2.kv_heads, 4);
+    EXPECT_EQ(olmo2.norm_eps, 1e-5);
+    EXPECT_EQ(olmo2.eos, std::vector<int64_t>{50279});
+    EXPECT_EQ(olmo2.pad, 1);
 }
 
 TEST(ConfigJson, ArchitecturesRefuseWhatTheirClassesWouldCompute) {
     const std::tuple<const char*, const char*, const char*> cases[] = {
         {"qwen2", R"("use_sliding_window":true)", "use_sliding_window"},
         {"qwen3", R"("attention_bias":true)", "attention_bias"},
+        {"olmo2", R"("attention_bias":true)", "attention_bias"},
         {"qwen3", R"("layer_types":["full_attention","sliding_attention"])", "layer_types"},
         {"qwen2", R"("architectures":["Qwen3ForCausalLM"])", "contradicts"},
         {"smollm3", R"("no_rope_layers":[1])", "no_rope_layers"},
@@ -290,6 +298,8 @@ TEST(ConfigJson, ArchitecturesRefuseWhatTheirClassesWouldCompute) {
     EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with nope-every"));
     c.nope_every = 0, c.window = 8;
     EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with window"));
+    c.qkv_bias = false, c.post_norm = true;
+    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "post-norm with window"));
 }
 
 TEST(ConfigJson, RefusesByName) {
@@ -306,7 +316,7 @@ TEST(ConfigJson, RefusesByName) {
         {R"("attention_dropout":0.1)", "attention_dropout"},
         {R"("hidden_act":"gelu")", "hidden_act"},
         {R"("architectures":["Qwen2ForCausalLM"])", "contradicts"},
-        {R"("architectures":["Olmo2ForCausalLM"])", "Olmo2ForCausalLM"},
+        {R"("architectures":["OlmoForCausalLM"])", "OlmoForCausalLM"},
         {R"("rope_scaling":{"rope_type":"linear"})", "factor"},
         {R"("rope_scaling":{"rope_type":"yarn","factor":2,"beta_fast":1,"beta_slow":2})", "beta_fast"},
         {R"("rope_scaling":{"rope_type":"yarn","factor":2,"attention_factor":0})", "attention_factor"},
@@ -332,7 +342,7 @@ TEST(ConfigJson, RefusesByName) {
     EXPECT_TRUE(contains(whole("{}"), "model_type"));
     EXPECT_TRUE(contains(whole("[1]"), "object"));
     EXPECT_TRUE(contains(whole(""), "not valid JSON"));
-    EXPECT_TRUE(contains(whole(R"({"model_type":"olmo2"})"), "olmo2"));
+    EXPECT_TRUE(contains(whole(R"({"model_type":"olmo"})"), "olmo"));
     EXPECT_TRUE(contains(whole(R"({"model_type":"llama"})"), "hidden_size"));
     const std::string heads = R"({"model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,)"
                               R"("num_hidden_layers":2,"num_attention_heads":7})";

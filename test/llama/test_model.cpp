@@ -163,7 +163,8 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
                          testing::Values("gqa", "tied", "llama3_rope", "linear_rope", "dynamic_rope", "yarn_rope",
-                                         "yarn_mscale_rope", "mistral", "mistral_window", "qwen2", "qwen3", "smollm3"));
+                                         "yarn_mscale_rope", "mistral", "mistral_window", "qwen2", "qwen3", "smollm3",
+                                         "olmo2"));
 
 // ---- the model against itself ---------------------------------------------------------------------------------------
 
@@ -310,11 +311,15 @@ TEST(Generate, RowsThatKernelsCantReadAreRefusedByName) {
 }
 
 TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
-    for (const auto& [tied, window] :
-         {std::pair<bool, int64_t>{false, 0}, {true, 0}, {false, 1}, {false, 5}, {true, 9}}) {
+    for (const auto& [tied, window, post_norm] : {std::tuple<bool, int64_t, bool>{false, 0, false},
+                                                  {true, 0, false},
+                                                  {false, 1, false},
+                                                  {false, 5, false},
+                                                  {true, 9, false},
+                                                  {false, 0, true}}) {
         SCOPED_TRACE(window);
         ModelConfig config = model_toy(tied);
-        config.window = window;
+        config.window = window, config.post_norm = post_norm;
         TestModel m(config, 1, 20);
         initialise_weights(m.table, 5, m.stream, m.zero);
         const auto batch = m.random_batch(1, 20, 2);

@@ -50,7 +50,7 @@ TEST_P(EveryPreset, TensorsFillUnitsWithoutHoles) {
         offset += unit.padded;
     }
     EXPECT_EQ(t, table.tensors().size());
-    EXPECT_EQ(int64_t(t), (9 + (c.qkv_bias ? 3 : 0) + (c.qk_norm ? 2 : 0)) * c.layers + (c.tied ? 2 : 3));
+    EXPECT_EQ(int64_t(t), (9 + (c.qkv_bias ? 3 : 0) + (c.q_gains() > 0 ? 2 : 0)) * c.layers + (c.tied ? 2 : 3));
     EXPECT_EQ(table.size(), offset);
     EXPECT_EQ(table.parameters(), parameters);
     EXPECT_EQ(parameters, c.parameter_count()) << "the formula and the table are written independently";
@@ -109,7 +109,8 @@ TEST_P(EveryPreset, EqualSlicesMoveNoLogicalOffset) {
 
 INSTANTIATE_TEST_SUITE_P(Presets, EveryPreset,
                          testing::Values("bytes", "tiny", "small", "medium", "gpt2-124m", "smollm2-135m",
-                                         "smollm2-360m", "llama3.2-1b", "llama3.1-405b", "qwen2.5-0.5b", "qwen3-8b"));
+                                         "smollm2-360m", "llama3.2-1b", "llama3.1-405b", "qwen2.5-0.5b", "qwen3-8b",
+                                         "olmo2-1b"));
 
 // Of the table in zero/README.md.
 TEST(ParamTable, PaddingForEqualSlicesIsWhatTheTableSays) {

@@ -20,10 +20,10 @@ namespace {
 constexpr int64_t kB = 2, kT = 7, kN = kB * kT;
 constexpr float kScale = 1.0f / 64;
 
-ModelConfig stage_toy(bool tied) {
+ModelConfig stage_toy(bool tied, bool post_norm) {
     ModelConfig c;
     c.dim = 24, c.layers = 3, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
-    c.tied = tied;
+    c.tied = tied, c.post_norm = post_norm;
     c.init_std = 0.2;
     c.resolve();
     return c;
@@ -50,8 +50,8 @@ struct StageRank {
     Stream stream{kCpu, "compute"};
     Mesh mesh{kCpu};
     Zero zero;
-    StageRank(bool tied, DType dtype, DType grad_dtype)
-        : config(stage_toy(tied)),
+    StageRank(bool tied, DType dtype, DType grad_dtype, bool post_norm)
+        : config(stage_toy(tied, post_norm)),
           table(config),
           zero(kCpu, stream, unit_layouts(table), decay_segments(table),
                {.param_dtype = dtype, .grad_dtype = grad_dtype}, {}, mesh) {
@@ -74,6 +74,7 @@ struct StageCase {
     bool tied;
     DType dtype, grad_dtype;
     Recompute recompute = Recompute::none;
+    bool post_norm = false;
 };
 
 StageOptions stage_options(const StageCase& c) {
@@ -88,7 +89,7 @@ std::vector<HostBatch> batches(const ModelConfig& c, int count) {
 }
 
 std::pair<std::vector<char>, double> whole_model(const StageCase& c, int micro_batches) {
-    StageRank r(c.tied, c.dtype, c.grad_dtype);
+    StageRank r(c.tied, c.dtype, c.grad_dtype, c.post_norm);
     Model model(r.config, r.table, stage_options(c), kCpu, r.stream, r.zero.params, &r.zero.grads);
     const auto data = batches(r.config, micro_batches);
     model.run(model.training_program(micro_batches), {.pass = Pass::train, .grad_scale = kScale},
@@ -106,7 +107,7 @@ struct TwoStages {
     Goal goal{.pass = Pass::train, .grad_scale = kScale};
 
     TwoStages(const StageCase& c, int cut, int micro_batches, int weight_slots)
-        : r(c.tied, c.dtype, c.grad_dtype),
+        : r(c.tied, c.dtype, c.grad_dtype, c.post_norm),
           work(r.config, r.table, stage_options(c), true, kCpu, r.stream),
           data(batches(r.config, micro_batches)) {
         const int last = int(r.table.units().size()) - 1;
@@ -186,7 +187,10 @@ INSTANTIATE_TEST_SUITE_P(Cases, Stages,
                                          StageCase{false, DType::bf16, DType::f32},
                                          StageCase{true, DType::f32, DType::f32},
                                          StageCase{false, DType::f32, DType::f32, Recompute::block},
-                                         StageCase{false, DType::f32, DType::f32, Recompute::mlp}));
+                                         StageCase{false, DType::f32, DType::f32, Recompute::mlp},
+                                         StageCase{false, DType::bf16, DType::f32, Recompute::none, true},
+                                         StageCase{true, DType::f32, DType::f32, Recompute::block, true},
+                                         StageCase{false, DType::f32, DType::f32, Recompute::mlp, true}));
 
 }  // namespace
 }  // namespace rz

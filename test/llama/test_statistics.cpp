@@ -45,7 +45,7 @@ struct FirstBlock {
                 h.emplace_back();
                 for (int64_t i = 0; i < C; ++i)
                     h.back().push_back(double(row[i]) / std::sqrt(mean + c.norm_eps) *
-                                       double(of(table.block(0, kInputNorm))[size_t(i)]));
+                                       double(of(table.block(0, kNorm1))[size_t(i)]));
             }
             // Head `head` of a projection at position t, rotated: pairs are D / 2 apart.
             const auto rotated = [&](BlockTensor which, int64_t head, int64_t t) {

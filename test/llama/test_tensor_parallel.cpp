@@ -650,7 +650,7 @@ TEST_P(TensorParallelGolden, LossAndGradientsMatchHuggingFace) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, TensorParallelGolden,
                          testing::Values(GoldenCut{"gqa", 3}, GoldenCut{"tied", 2}, GoldenCut{"tied", 4},
-                                         GoldenCut{"llama3_rope", 2}));
+                                         GoldenCut{"llama3_rope", 2}, GoldenCut{"olmo2", 2}, GoldenCut{"olmo2", 4}));
 
 // ---- refusals -------------------------------------------------------------------------------------------------------
 

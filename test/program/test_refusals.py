@@ -63,7 +63,7 @@ def make_files(program, folder):
             },
         ),
         ("qwen", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}),
-        ("olmo", {"model_type": "olmo2", "architectures": ["Olmo2ForCausalLM"]}),
+        ("olmo", {"model_type": "olmo", "architectures": ["OlmoForCausalLM"]}),
     ):
         shutil.copytree(at("model"), at(name))
         with open(at(f"{name}/config.json")) as f:

@@ -113,7 +113,7 @@ def make_model(config, seed, folder, dtype="float32", shard="100MB"):
     torch.manual_seed(seed)
     fields = json.loads(json.dumps(config))
     kind = fields.pop("model", "Llama")
-    if kind == "SmolLM3":  # its own ids are beyond these vocabularies
+    if kind in ("SmolLM3", "Olmo2"):  # their own ids are beyond these vocabularies
         fields.update(bos_token_id=1, eos_token_id=2, pad_token_id=None)
     model = getattr(transformers, kind + "ForCausalLM")(getattr(transformers, kind + "Config")(**fields))
     with torch.no_grad():
