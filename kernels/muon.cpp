@@ -1,6 +1,7 @@
 #include "kernels/muon.h"
 
 #include "kernels/checks.h"
+#include "kernels/global_norm.h"
 #include "kernels/stochastic_rounding.h"
 
 #define RZ_SIMD_FILE "kernels/muon.cpp"
@@ -63,6 +64,41 @@ void normalise_t(const MuonNormalise& a) {
 
 void normalise(const MuonNormalise& a) { a.dtype == DType::f32 ? normalise_t<float>(a) : normalise_t<bf16>(a); }
 
+template <class T>
+void row_moments_t(const MuonRowMoments& a) {
+    const bool finite = __builtin_isfinite(*a.grad_scale);
+    const float fresh = float(1.0 - double(a.beta2));
+#pragma omp parallel for schedule(static) if (a.rows * a.cols >= kSerialBelow)
+    for (int64_t r = 0; r < a.rows; ++r) {
+        const T* x = static_cast<const T*>(a.x) + r * a.cols;
+        Vec squares{};
+        for_vectors(a.cols, [&](int64_t c, auto lanes) RZ_LAMBDA {
+            const Vec here = load(x + c, lanes);
+            squares += here * here;
+        });
+        const float sum = sum_of(squares);
+        const float v = finite ? a.beta2 * a.v[r] + fresh * (sum / float(a.cols)) : a.v[r];
+        const float factor = 1.0f / (__builtin_sqrtf(v) + 1e-10f);
+        a.v[r] = v, a.factor[r] = factor;
+        a.before[r] = double(sum), a.after[r] = double(sum) * double(factor) * double(factor);
+    }
+}
+
+void row_moments(const MuonRowMoments& a) { a.dtype == DType::f32 ? row_moments_t<float>(a) : row_moments_t<bf16>(a); }
+
+template <class T>
+void scale_rows_t(const MuonScaleRows& a) {
+    const float all = *a.before / (*a.after + 1e-10f);
+#pragma omp parallel for schedule(static) if (a.rows * a.cols >= kSerialBelow)
+    for (int64_t r = 0; r < a.rows; ++r) {
+        T* x = static_cast<T*>(a.x) + r * a.cols;
+        const float by = a.factor[r] * all;
+        for_vectors(a.cols, [&](int64_t c, auto lanes) RZ_LAMBDA { store(x + c, load(x + c, lanes) * by, lanes); });
+    }
+}
+
+void scale_rows(const MuonScaleRows& a) { a.dtype == DType::f32 ? scale_rows_t<float>(a) : scale_rows_t<bf16>(a); }
+
 template <class P, class M, class X>
 void step_t(const MuonStep& a) {
     constexpr bool kRounds = !std::is_same_v<M, float>;
@@ -101,6 +137,8 @@ namespace rz {
 
 void muon_momentum_cpu(const MuonMomentum& a) { RZ_SIMD_CALL(momentum, a); }
 void muon_normalise_cpu(const MuonNormalise& a) { RZ_SIMD_CALL(normalise, a); }
+void muon_row_moments_cpu(const MuonRowMoments& a) { RZ_SIMD_CALL(row_moments, a); }
+void muon_scale_rows_cpu(const MuonScaleRows& a) { RZ_SIMD_CALL(scale_rows, a); }
 void muon_step_cpu(const MuonStep& a) {
     if (std::isfinite(*a.grad_scale)) RZ_SIMD_CALL(step, a);
 }
@@ -134,6 +172,68 @@ void muon_normalise(Stream& stream, const MuonNormalise& a) {
     check_pointer(op, "x", a.x, size_of(a.dtype));
     check_pointer(op, "norm", a.norm, 4);
     stream.run(a, muon_normalise_cpu, RZ_CUDA_OP(muon_normalise_cuda));
+}
+
+void muon_row_moments(Stream& stream, const MuonRowMoments& a) {
+    const char* op = "muon_row_moments";
+    check_size(op, "rows", a.rows, 0);
+    check_size(op, "cols", a.cols, 1);
+    require(a.beta2 >= 0 && a.beta2 < 1, "%s: beta2 %g; it must be in [0, 1) (0.95 is usual)", op, double(a.beta2));
+    check_wide(op, "x", a.dtype);
+    if (a.rows == 0) return;
+    check_pointer(op, "v", a.v, 4);
+    check_pointer(op, "factor", a.factor, 4);
+    check_pointer(op, "before", a.before, 8);
+    check_pointer(op, "after", a.after, 8);
+    check_pointer(op, "x", a.x, size_of(a.dtype));
+    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    stream.run(a, muon_row_moments_cpu, RZ_CUDA_OP(muon_row_moments_cuda));
+}
+
+void muon_scale_rows(Stream& stream, const MuonScaleRows& a) {
+    const char* op = "muon_scale_rows";
+    check_size(op, "rows", a.rows, 0);
+    check_size(op, "cols", a.cols, 1);
+    check_wide(op, "x", a.dtype);
+    if (a.rows == 0) return;
+    check_pointer(op, "x", a.x, size_of(a.dtype));
+    check_pointer(op, "factor", a.factor, 4);
+    check_pointer(op, "before", a.before, 4);
+    check_pointer(op, "after", a.after, 4);
+    stream.run(a, muon_scale_rows_cpu, RZ_CUDA_OP(muon_scale_rows_cuda));
+}
+
+// The sums before and after, the factors, and two norms, each beside the scale of a clip that nobody asks for.
+int64_t muon_rows_bytes(int64_t rows) { return checked_mul(rows, 20, "NorMuon") + 16; }
+
+void muon_rows(Stream& stream, const MuonRows& a) {
+    check_pointer("muon_rows", "work", a.work, 64);
+    double *before = static_cast<double*>(a.work), *after = before + a.rows;
+    float *norms = reinterpret_cast<float*>(after + a.rows), *factor = norms + 4;
+    muon_row_moments(stream, {.v = a.v,
+                              .factor = factor,
+                              .before = before,
+                              .after = after,
+                              .x = a.x,
+                              .grad_scale = a.grad_scale,
+                              .rows = a.rows,
+                              .cols = a.cols,
+                              .beta2 = a.beta2,
+                              .dtype = a.dtype});
+    for (const int i : {0, 1})
+        clip_scale(stream, {.norm = norms + 2 * i,
+                            .scale = norms + 2 * i + 1,
+                            .partial = i == 0 ? before : after,
+                            .count = a.rows,
+                            .average = 1,
+                            .max_norm = 0});
+    muon_scale_rows(stream, {.x = a.x,
+                             .factor = factor,
+                             .before = norms,
+                             .after = norms + 2,
+                             .rows = a.rows,
+                             .cols = a.cols,
+                             .dtype = a.dtype});
 }
 
 void muon_step(Stream& stream, const MuonStep& a) {

@@ -48,6 +48,31 @@ __global__ void __launch_bounds__(kThreads) muon_normalise_kernel(MuonNormalise 
     store(static_cast<T*>(a.x) + i, x);
 }
 
+// One thread block per row.
+template <class T>
+__global__ void __launch_bounds__(kThreads) muon_row_moments_kernel(MuonRowMoments a, float fresh) {
+    __shared__ float slots[32];
+    const int64_t r = blockIdx.x;
+    const T* x = static_cast<const T*>(a.x) + r * a.cols;
+    float sum = 0;
+    for (int64_t c = threadIdx.x; c < a.cols; c += kThreads) sum += to_float(x[c]) * to_float(x[c]);
+    sum = block_sum(sum, slots, kThreads);
+    if (threadIdx.x != 0) return;
+    float v = a.v[r];
+    if (is_finite(*a.grad_scale)) v = a.beta2 * v + fresh * __fdiv_rn(sum, float(a.cols));
+    const float factor = __fdiv_rn(1.0f, __fsqrt_rn(v) + 1e-10f);
+    a.v[r] = v, a.factor[r] = factor;
+    a.before[r] = double(sum), a.after[r] = double(sum) * double(factor) * double(factor);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) muon_scale_rows_kernel(MuonScaleRows a) {
+    const int64_t r = blockIdx.x;
+    T* x = static_cast<T*>(a.x) + r * a.cols;
+    const float by = a.factor[r] * __fdiv_rn(*a.before, *a.after + 1e-10f);
+    for (int64_t c = threadIdx.x; c < a.cols; c += kThreads) x[c] = from_float<T>(to_float(x[c]) * by);
+}
+
 // param may be master itself.
 template <class P, class M, class X, int kVec>
 __global__ void __launch_bounds__(kThreads) muon_step_kernel(MuonStep a, int64_t begin, int64_t end) {
@@ -124,6 +149,21 @@ void muon_normalise_cuda(const MuonNormalise& a, CudaStream stream) {
             launch(kernel<muon_normalise_kernel<T, kVec>>, config<kVec>(end - begin, stream), a, begin, end);
         });
     });
+}
+
+static LaunchConfig block_each(int64_t rows, CudaStream stream) {
+    return LaunchConfig(dim3(blocks_for(rows, 1)), dim3(kThreads), 0, stream);
+}
+
+void muon_row_moments_cuda(const MuonRowMoments& a, CudaStream stream) {
+    const float fresh = float(1.0 - double(a.beta2));
+    with_wide_type(
+        a.dtype, [&]<class T>() { launch(kernel<muon_row_moments_kernel<T>>, block_each(a.rows, stream), a, fresh); });
+}
+
+void muon_scale_rows_cuda(const MuonScaleRows& a, CudaStream stream) {
+    with_wide_type(a.dtype,
+                   [&]<class T>() { launch(kernel<muon_scale_rows_kernel<T>>, block_each(a.rows, stream), a); });
 }
 
 void muon_step_cuda(const MuonStep& a, CudaStream stream) {

@@ -1,9 +1,53 @@
-// Muon on one matrix: the momentum and the step, whose unavoidable bytes count, and Newton-Schulz's five steps, whose
-// products count: 2 m m n, 2 m m m and 2 m m n of each, m the smaller side.
+// Muon on one matrix: the momentum, NorMuon's rows and the step, whose unavoidable bytes count, and Newton-Schulz's
+// five steps, whose products count: 2 m m n, 2 m m m and 2 m m n of each, m the smaller side.
 
 #include "dev/bench/bench.h"
 #include "kernels/gemm/newton_schulz.h"
 #include "kernels/muon.h"
+
+namespace rz {
+
+// NorMuon's part: both ops, and the two with the norms between them.
+static void measure_rows(bench::Bench& b, int64_t rows, int64_t cols, DType x) {
+    const int64_t n = rows * cols;
+    const std::string size = bench::joined({rows, cols});
+    b.measure({"row moments", size, double(n * size_of(x) + 28 * rows), 0, 0, true}, [&](bench::Memory& m) {
+        const MuonRowMoments a{.v = m.values(std::vector<float>(size_t(rows), 1e-3f)),
+                               .factor = m.output<float>(rows, DType::f32, "factor"),
+                               .before = static_cast<double*>(m.scratch(8 * rows)),
+                               .after = static_cast<double*>(m.scratch(8 * rows)),
+                               .x = m.random(n, x, 7),
+                               .grad_scale = m.values<float>({0.5f}),
+                               .rows = rows,
+                               .cols = cols,
+                               .beta2 = 0.95f,
+                               .dtype = x};
+        return [a](Stream& s) { muon_row_moments(s, a); };
+    });
+    b.measure({"scaled rows", size, double(2 * n * size_of(x) + 4 * rows), 0, 0, true}, [&](bench::Memory& m) {
+        const MuonScaleRows a{.x = m.random(n, x, 8, 1, "scaled"),
+                              .factor = m.random<float>(rows, DType::f32, 9),
+                              .before = m.values<float>({1.5f}),
+                              .after = m.values<float>({1.0f}),
+                              .rows = rows,
+                              .cols = cols,
+                              .dtype = x};
+        return [a](Stream& s) { muon_scale_rows(s, a); };
+    });
+    b.measure({"NorMuon", size, double(3 * n * size_of(x)), 0, 0, true}, [&](bench::Memory& m) {
+        const MuonRows a{.x = m.random(n, x, 10, 1, "rows"),
+                         .v = m.values(std::vector<float>(size_t(rows), 1e-3f)),
+                         .grad_scale = m.values<float>({0.5f}),
+                         .rows = rows,
+                         .cols = cols,
+                         .beta2 = 0.95f,
+                         .dtype = x,
+                         .work = m.scratch(muon_rows_bytes(rows))};
+        return [a](Stream& s) { muon_rows(s, a); };
+    });
+}
+
+}  // namespace rz
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -42,6 +86,7 @@ int main(int argc, char** argv) {
                           .work = m.output(newton_schulz_bytes(rows, cols, x) / 4, DType::f32, "work")};
                       return [a](Stream& s) { newton_schulz(s, a); };
                   });
+        measure_rows(b, rows, cols, x);
         const bool separate = t != DType::f32;
         b.measure(
             {"step", size, double(n) * (state + double(size_of(x)) + (separate ? double(size_of(t)) : 0)), 0, 0, true},

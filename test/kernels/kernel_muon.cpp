@@ -94,6 +94,50 @@ TEST(MuonKernels, StepMatchesCpu) {
         }
 }
 
+// A sum of squares has rounding errors of cols 2^-24 at most, of which the root halves what reaches the factor.
+TEST(MuonKernels, RowMomentsMatchCpu) {
+    for (const DType t : {f32, bf16_})
+        for (const int64_t cols : {1, 40, 259, 1031})
+            for (const float scale : {0.7f, NAN}) {
+                const int64_t rows = 13;
+                const auto op = [&](KernelRun& run) {
+                    Data v = normal(rows, f32, 2);
+                    for (int64_t r = 0; r < rows; ++r) v.set(r, float(std::abs(v.at(r))));
+                    v.set(3, 0);
+                    muon_row_moments(run.stream(), {.v = run.inout<float>("v", v),
+                                                    .factor = run.output<float>("factor", rows, f32),
+                                                    .before = run.output_f64("before", rows),
+                                                    .after = run.output_f64("after", rows),
+                                                    .x = run.input<char>(normal(rows * cols, t, 1)),
+                                                    .grad_scale = run.input<float>(std::vector<float>{scale}),
+                                                    .rows = rows,
+                                                    .cols = cols,
+                                                    .beta2 = 0.95f,
+                                                    .dtype = t});
+                };
+                const double sum = double(cols) * std::ldexp(1.0, -24) + std::ldexp(1.0, -22);
+                compare_on_devices(
+                    op, {{"v", {sum, 0}}, {"factor", {sum, 0}}, {"before", {sum, 0}}, {"after", {3 * sum, 0}}});
+            }
+}
+
+TEST(MuonKernels, ScaledRowsMatchCpu) {
+    for (const DType t : {f32, bf16_})
+        for (const int64_t cols : {1, 259}) {
+            const int64_t rows = 13;
+            const auto op = [&](KernelRun& run) {
+                muon_scale_rows(run.stream(), {.x = run.inout<char>("x", normal(rows * cols, t, 1)),
+                                               .factor = run.input<float>(normal(rows, f32, 2)),
+                                               .before = run.input<float>(std::vector<float>{3.5f}),
+                                               .after = run.input<float>(std::vector<float>{0.7f}),
+                                               .rows = rows,
+                                               .cols = cols,
+                                               .dtype = t});
+            };
+            compare_on_devices(op, {{"x", {t == f32 ? std::ldexp(1.0, -22) : ulp(t), 0}}});
+        }
+}
+
 // The products differ in the order of their sums, which five steps of slope up to 3.4 carry on.
 TEST(MuonKernels, NewtonSchulzMatchesCpu) {
     for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{24, 40}, {40, 24}, {32, 32}}) {
