@@ -74,7 +74,10 @@ void Muon::reserve() {
             if (m.owner != rank_) continue;
             m.at = owned;
             owned += round_up(m.elements.size() * element_, int64_t(256));
+            m.rows_at = owned;
+            if (has_rows()) owned += round_up(m.rows * 4, int64_t(256));
             work = std::max(work, newton_schulz_bytes(m.rows, m.cols, options_.muon.dtype));
+            if (has_rows()) work = std::max(work, muon_rows_bytes(m.rows));
         }
         parts = std::max(parts, own), whole = std::max(whole, owned);
     }
@@ -101,21 +104,24 @@ Event Muon::exchange(int round, bool back) {
     comm.wait(streams_.compute.record());
     std::vector<Message> messages;
     int64_t bytes = 0;
+    // Between this rank and another one, or within it.
+    const auto move = [&](void* from, void* to, int64_t size, int peer, bool sends) {
+        if (peer != rank_)
+            messages.push_back({sends ? from : to, size, peer, sends});
+        else if (from != to)
+            comm.copy(to, from, size);
+    };
     for (const Matrix& m : matrices_) {
         if (m.unit < first_unit(round) || m.unit >= end_unit(round)) continue;
-        bytes += m.elements.size() * element_;
-        const ElementRange own = part(rank_, m);
-        if (m.owner != rank_) {
-            messages.push_back({own_part(round, m), own.size() * element_, m.owner, !back});
-            continue;
-        }
-        for (int peer = 0; peer < ranks_; ++peer) {
-            const ElementRange there = part(peer, m);
-            char* place = whole(round, m) + (there.begin - m.elements.begin) * element_;
-            if (peer != rank_)
-                messages.push_back({place, there.size() * element_, peer, back});
-            else if (char* mine = own_part(round, m); mine != place)
-                comm.copy(back ? mine : place, back ? place : mine, own.size() * element_);
+        bytes += m.elements.size() * element_ + (has_rows() ? m.rows * 4 : 0);
+        for (int peer = 0; peer < ranks_; ++peer) {  // the owner with everyone, the others with the owner
+            if (m.owner != rank_ && m.owner != peer) continue;
+            const bool owns = m.owner == rank_;
+            const ElementRange there = part(owns ? peer : rank_, m), rows = m.rows_in(there);
+            char *mine = own_part(round, m), *place = whole(round, m) + (there.begin - m.elements.begin) * element_;
+            move(back ? place : mine, back ? mine : place, there.size() * element_, peer, owns == back);
+            float *my_rows = m.own_rows, *row = owns && has_rows() ? whole_rows(round, m) + rows.begin : nullptr;
+            if (has_rows()) move(back ? row : my_rows, back ? my_rows : row, rows.size() * 4, peer, owns == back);
         }
     }
     const Sharing& sharing = ownership_.sharing();
@@ -124,26 +130,26 @@ Event Muon::exchange(int round, bool back) {
     return comm.record();
 }
 
-void Muon::send(int round, const std::vector<OwnedRange>& owned, const float* grad_scale, int64_t step) {
-    for (const OwnedRange& r : owned) {
-        if (r.matrix < 0 || r.unit < first_unit(round) || r.unit >= end_unit(round)) continue;
-        muon_momentum(streams_.compute, {.out = own_part(round, matrices_[size_t(r.matrix)]),
-                                         .m = r.m,
-                                         .grad = r.grad,
-                                         .grad_scale = grad_scale,
-                                         .n = r.elements.size(),
-                                         .first = r.logical,
-                                         .momentum = options_.muon.momentum,
-                                         .step = step,
-                                         .seed = options_.rounding_seed,
-                                         .out_dtype = options_.muon.dtype,
-                                         .grad_dtype = options_.grad_dtype,
-                                         .m_dtype = options_.adam_dtype});
-    }
+void Muon::momentum(int round, const OwnedRange& r, int64_t by, const float* grad_scale, int64_t step) {
+    muon_momentum(streams_.compute, {.out = own_part(round, matrices_[size_t(r.matrix)]) + by * element_,
+                                     .m = r.m,
+                                     .grad = r.grad,
+                                     .grad_scale = grad_scale,
+                                     .n = r.elements.size(),
+                                     .first = r.logical,
+                                     .momentum = options_.muon.momentum,
+                                     .step = step,
+                                     .seed = options_.rounding_seed,
+                                     .out_dtype = options_.muon.dtype,
+                                     .grad_dtype = options_.grad_dtype,
+                                     .m_dtype = options_.adam_dtype});
+}
+
+void Muon::send(int round) {
     if (has_whole()) arrived_[size_t(round % 2)] = exchange(round, /*back=*/false);
 }
 
-void Muon::orthogonalise(int round) {
+void Muon::orthogonalise(int round, const float* grad_scale) {
     streams_.compute_waits(std::exchange(arrived_[size_t(round % 2)], Event()));
     const MuonOptions& o = options_.muon;
     for (const Matrix& m : matrices_) {
@@ -156,6 +162,15 @@ void Muon::orthogonalise(int round) {
                        .steps = o.polar_express ? polar_express_steps(o.steps) : jordan_steps(o.steps),
                        .margin = o.polar_express ? kPolarExpressMargin : 1.0f,
                        .work = work_.data()});
+        if (has_rows())
+            muon_rows(streams_.compute, {.x = whole(round, m),
+                                         .v = whole_rows(round, m),
+                                         .grad_scale = grad_scale,
+                                         .rows = m.rows,
+                                         .cols = m.cols,
+                                         .beta2 = o.beta2,
+                                         .dtype = o.dtype,
+                                         .work = work_.data()});
     }
     if (ranks_ > 1) returned_[size_t(round % slots())] = exchange(round, /*back=*/true);
 }

@@ -2,16 +2,17 @@
 // Muon's half of an update: who orthogonalises which matrix, and how sums and results travel. Slices cut matrices, and
 // Newton-Schulz needs a whole one, so each matrix has one owner among the ranks that a unit is cut for:
 //
-//   send(round)            momentum on slices; Nesterov's sums go to the matrices' owners     compute, then comm
-//   orthogonalise(round)   the owner's products; the result goes to whoever owns a part      compute, then comm
-//   wait(round), step()    slices move by their part of the result                           compute
+//   momentum(), send(round)   momentum on slices; Nesterov's sums go to the matrices' owners     compute, then comm
+//   orthogonalise(round)      the owner's products; the result goes to whoever owns a part      compute, then comm
+//   wait(round), step()       slices move by their part of the result                           compute
 //
 // A round is a run of units with matrices enough for all ranks. The rounds overlap: while one is orthogonalised, the
 // next one's sums and the last one's results travel. Where the state is whole on every rank (stage 0) nothing goes to
 // the owner, which sends what it made to all.
 //
 // Sums and results travel in the type of the products: bf16, or fp32 where these are. Padding is in no matrix. A
-// matrix's bits depend on its gradient alone: not on the slices, nor on who owns it.
+// matrix's bits depend on its gradient alone: not on the slices, nor on who owns it. NorMuon's moment of a row lies with
+// the slice in which the row begins, goes to the owner beside the sums, and comes back beside the results.
 
 #include <array>
 #include <cstdint>
@@ -31,9 +32,11 @@ class Muon {
 
     // All units have their matrices in one row.
     struct Matrix : MuonMatrix {
-        int unit = 0, owner = 0;  // a rank of those that the unit is cut for
-        int64_t at = 0;           // where it lies among the owner's of a round, in bytes
-        int64_t own_at = 0;       // where this rank's part lies among those of a round, in bytes
+        int unit = 0, owner = 0;    // a rank of those that the unit is cut for
+        int64_t at = 0;             // where it lies among the owner's of a round, in bytes
+        int64_t own_at = 0;         // where this rank's part lies among those of a round, in bytes
+        int64_t rows_at = 0;        // NorMuon's moments, as `at`
+        float* own_rows = nullptr;  // those of this rank's part: its state
     };
     const std::vector<Matrix>& matrices() const { return matrices_; }
 
@@ -44,11 +47,14 @@ class Muon {
     }
     bool exchanges() const { return ranks_ > 1; }
 
-    // `owned`: all runs of this rank.
-    void send(int round, const std::vector<OwnedRange>& owned, const float* grad_scale, int64_t step);
-    void orthogonalise(int round);
+    // Where NorMuon's moments of a matrix lie, of this rank's part of it.
+    void keep_rows(int matrix, float* rows) { matrices_[size_t(matrix)].own_rows = rows; }
+    // Of a part of this rank's part of a matrix; `by`: elements from the beginning of that on.
+    void momentum(int round, const OwnedRange& part, int64_t by, const float* grad_scale, int64_t step);
+    void send(int round);
+    void orthogonalise(int round, const float* grad_scale);
     void wait(int round);
-    // A part of a matrix, where wait() has passed; `by`: elements from the beginning of this rank's part on.
+    // The same, where wait() has passed.
     void step(int round, const OwnedRange& part, int64_t by, const float* grad_scale, float learning_rate,
               float weight_decay, int64_t step);
 
@@ -60,9 +66,13 @@ class Muon {
     ElementRange part(int rank, const Matrix& m) const;
     bool has_whole() const { return ownership_.sharing().sliced && ranks_ > 1; }  // in memory of its own
     int slots() const { return ranks_ > 1 ? 3 : 1; }
+    bool has_rows() const { return options_.muon.beta2 > 0; }
     char* own_part(int round, const Matrix& m) { return parts_[size_t(round % slots())].bytes_at(m.own_at); }
     char* whole(int round, const Matrix& m) {
         return has_whole() ? whole_[size_t(round % 2)].bytes_at(m.at) : own_part(round, m);
+    }
+    float* whole_rows(int round, const Matrix& m) {
+        return has_whole() ? reinterpret_cast<float*>(whole_[size_t(round % 2)].bytes_at(m.rows_at)) : m.own_rows;
     }
 
     const Ownership& ownership_;

@@ -15,9 +15,8 @@ static void* plus(void* p, int64_t bytes) { return static_cast<char*>(p) + bytes
 
 StateTiles::StateTiles(ZeroStreams streams, const ZeroOptions& o, int64_t largest)
     : streams_(streams),
+      options_(o),
       own_masters_(o.master_dtype == o.param_dtype),
-      param_element_(size_of(o.param_dtype)),
-      grad_element_(size_of(o.grad_dtype)),
       elements_(std::min(o.offload_tile, largest)),
       from_host_(streams.device, kFromHostStream),
       to_host_(streams.device, kToHostStream) {
@@ -49,12 +48,10 @@ Event StateTiles::update(const OwnedRange& range, int64_t elements,
     for (int64_t first = 0; first < elements; first += elements_) {
         const int64_t n = std::min(elements_, elements - first);
         Tile& tile = tiles_[turn_++ % tiles_.size()];
-        OwnedRange piece = range;
-        piece.param = plus(range.param, first * param_element_);
-        piece.grad = plus(range.grad, first * grad_element_);
-        piece.logical += first;
+        OwnedRange piece = part_of(range, first, n, options_);
         from_host_.wait(tile.gone);
         for (const Array& a : arrays_) {
+            if (!(range.*a.where)) continue;
             piece.*a.where = tile.memory.bytes_at(a.at);
             from_host_.copy(piece.*a.where, plus(range.*a.where, first * a.element), n * a.element);
         }
@@ -63,7 +60,8 @@ Event StateTiles::update(const OwnedRange& range, int64_t elements,
         change(piece, n);
         to_host_.wait(streams_.compute.record());
         for (const Array& a : arrays_)
-            if (a.written) to_host_.copy(plus(range.*a.where, first * a.element), piece.*a.where, n * a.element);
+            if (a.written && range.*a.where)
+                to_host_.copy(plus(range.*a.where, first * a.element), piece.*a.where, n * a.element);
         tile.gone = to_host_.record();
     }
     return to_host_.record();
@@ -78,7 +76,7 @@ static Device host_of(Device device) {
     return device.is_planned() ? device : Device{DeviceKind::cpu, 0, device.context};
 }
 
-HostAdamW::HostAdamW(ZeroStreams streams, const ZeroOptions& o, const DecaySegments& decay, int64_t owned)
+HostAdamW::HostAdamW(ZeroStreams streams, const ZeroOptions& o, const DecaySegments& decay, int64_t elements)
     : streams_(streams),
       options_(o),
       segment_end_(decay.end),
@@ -87,9 +85,9 @@ HostAdamW::HostAdamW(ZeroStreams streams, const ZeroOptions& o, const DecaySegme
       from_host_(streams.device, kFromHostStream),
       to_host_(streams.device, kToHostStream) {
     if (!o.offload_grads)
-        gradients_ = streams.take_pinned(owned, o.grad_dtype, MemKind::gradients, "gradients on the host");
+        gradients_ = streams.take_pinned(elements, o.grad_dtype, MemKind::gradients, "gradients on the host");
     if (!o.offload_params)
-        parameters_ = streams.take_pinned(owned, o.param_dtype, MemKind::parameters, "parameters on the host");
+        parameters_ = streams.take_pinned(elements, o.param_dtype, MemKind::parameters, "parameters on the host");
     numbers_ = Buffer::host_for(streams.device, 24, MemKind::workspace, "scale and bias correction on the host");
     if (o.host_threads > 0) host_.enqueue_host([n = o.host_threads] { omp_set_num_threads(n); });
 }
@@ -103,7 +101,7 @@ void HostAdamW::fetch_gradient(const OwnedRange& r, const Event& ready) {
     to_host_.wait(ready);
     if (gradients_) {
         const int64_t e = size_of(options_.grad_dtype);
-        to_host_.copy(gradients_.bytes_at(r.packed * e), r.grad, r.elements.size() * e);
+        to_host_.copy(gradients_.bytes_at(r.second * e), r.grad, r.elements.size() * e);
     }
     fetched_ = to_host_.record();
 }
@@ -111,7 +109,7 @@ void HostAdamW::fetch_gradient(const OwnedRange& r, const Event& ready) {
 void HostAdamW::fetch_parameters(const OwnedRange& r) {
     if (!parameters_) return;
     const int64_t e = size_of(options_.param_dtype);
-    streams_.compute.copy(parameters_.bytes_at(r.packed * e), r.param, r.elements.size() * e);
+    streams_.compute.copy(parameters_.bytes_at(r.second * e), r.param, r.elements.size() * e);
 }
 
 void HostAdamW::begin(const float* scale, const double* correction) {
@@ -126,10 +124,10 @@ void HostAdamW::begin(const float* scale, const double* correction) {
 
 Event HostAdamW::update(const OwnedRange& r, int64_t elements, AdamW a) {
     const int64_t e = size_of(options_.param_dtype);
-    a.param = parameters_ ? parameters_.bytes_at(r.packed * e) : r.param;
+    a.param = parameters_ ? parameters_.bytes_at(r.second * e) : r.param;
     a.master = r.master == r.param ? a.param : r.master;
     a.m = r.m, a.v = r.v;
-    a.grad = gradients_ ? gradients_.bytes_at(r.packed * size_of(options_.grad_dtype)) : r.grad;
+    a.grad = gradients_ ? gradients_.bytes_at(r.second * size_of(options_.grad_dtype)) : r.grad;
     a.grad_scale = reinterpret_cast<const float*>(numbers_.bytes_at(16));
     a.correction = numbers_.as<double>();
     a.n = elements;

@@ -34,7 +34,8 @@ class StateTiles {
     // What the compute stream has done to the state so far is seen by update().
     void begin();
     // Calls change(piece, elements) for pieces of the first `elements` of the range, whose arrays are all on the
-    // device; it enqueues on the compute stream. Returns when the new state is on the host.
+    // device; it enqueues on the compute stream. What the range has no array of does not travel. Returns when the new
+    // state is on the host.
     Event update(const OwnedRange& range, int64_t elements,
                  const std::function<void(const OwnedRange&, int64_t)>& change);
     // The compute stream waits until the state is on the host.
@@ -53,10 +54,10 @@ class StateTiles {
     };
 
     ZeroStreams streams_;
+    ZeroOptions options_;
     std::vector<Array> arrays_;
     bool own_masters_;
-    int64_t param_element_, grad_element_;  // bytes
-    int64_t elements_;                      // of a tile
+    int64_t elements_;  // of a tile
     std::array<Tile, 2> tiles_;
     size_t turn_ = 0;
     Stream from_host_, to_host_;
@@ -64,7 +65,8 @@ class StateTiles {
 
 class HostAdamW {
    public:
-    HostAdamW(ZeroStreams streams, const ZeroOptions& options, const DecaySegments& decay, int64_t owned_elements);
+    // `elements`: that AdamW updates.
+    HostAdamW(ZeroStreams streams, const ZeroOptions& options, const DecaySegments& decay, int64_t elements);
     ~HostAdamW();
 
     // The gradient of the range is final after `ready`: it sets out. Nothing for one that lies on the host.
@@ -83,7 +85,7 @@ class HostAdamW {
    private:
     ZeroStreams streams_;
     ZeroOptions options_;
-    Buffer gradients_, parameters_;  // of the owned slices; empty where those are on the host anyhow
+    Buffer gradients_, parameters_;  // of what AdamW updates; empty where those are on the host anyhow
     Buffer numbers_;                 // double[2] correction, float scale
     std::vector<int64_t> segment_end_;
     std::vector<uint8_t> segment_decays_;

@@ -36,9 +36,6 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     const UnitLayout& last = ownership_.units().back();
     require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= last.logical + last.padded,
             "decay segments do not cover the parameters");
-    require(!options_.muon.on || options_.offload_optimizer == OffloadOptimizer::none ||
-                options_.offload_optimizer == OffloadOptimizer::zero_copy,
-            "Muon with offload %s: matrices are orthogonalised on the device", name_of(options_.offload_optimizer));
     require(options_.ema == 0 || options_.master_dtype == DType::f32, "an average of masters that are %s",
             name_of(options_.master_dtype));
     const int64_t owned = ownership_.owned_elements();
@@ -47,6 +44,9 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     m_ = take_state(owned, options_.adam_dtype, "AdamW m");
     v_ = take_state(second_moments(), options_.adam_dtype, "AdamW v");
     if (options_.ema > 0) ema_ = take_state(owned, DType::f32, "average of the weights");
+    // On the device even beside offloaded state: there are a thousandth of the others'.
+    if (options_.muon.beta2 > 0)
+        row_v_ = streams_.take(row_moments(), DType::f32, MemKind::optimizer, "NorMuon row moments");
     if (ema_ && !master_)
         exchange_ = streams_.take(std::min(owned, kExchanged), DType::f32, MemKind::workspace, "average being shown");
     if (options_.muon.on) muon_.emplace(ownership_, options_, streams_);
@@ -61,13 +61,14 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
     if (!decay.rates.empty()) rate_end_ = decay.end, rates_ = decay.rates;
     index_owned();
     index_block_sums();
-    if (options_.offload_optimizer == OffloadOptimizer::stream)
+    const bool by_host = options_.offload_optimizer == OffloadOptimizer::cpu;
+    if (options_.offload_optimizer == OffloadOptimizer::stream || (by_host && muon_))
         tiles_.emplace(streams_, options_, options_.slices_state() ? ownership_.largest_owned() : owned);
-    if (options_.offload_optimizer == OffloadOptimizer::cpu) {
-        host_.emplace(streams_, options_, decay, owned);
+    if (by_host) {
+        host_.emplace(streams_, options_, decay, second_moments());
         grads_.on_final([this](int unit, const Event& ready) {
             for (const OwnedRange& r : owned_)
-                if (r.unit == unit) host_->fetch_gradient(r, ready);
+                if (r.unit == unit && r.matrix < 0) host_->fetch_gradient(r, ready);
         });
     }
 }
@@ -93,7 +94,7 @@ void ShardedAdamW::copy_decay(const DecaySegments& decay) {
 }
 
 void ShardedAdamW::index_owned() {
-    int64_t second = 0;  // elements that have a v, so far
+    int64_t second = 0, rows = 0;  // elements that have a v, and rows that begin, so far
     int matrix = 0;
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
         const OwnedSlice& slice = ownership_.owned(u);
@@ -109,7 +110,14 @@ void ShardedAdamW::index_owned() {
             if (ema_) r.ema = ema_.bytes_at(r.packed * 4);
             if (of_matrix < 0) {
                 r.v = v_.bytes_at(second * size_of(options_.adam_dtype));
+                r.second = second;
                 second += run.size();
+            } else {
+                const MuonMatrix& m = muon_->matrices()[size_t(of_matrix)];
+                r.columns = m.cols, r.in_matrix = run.begin - m.elements.begin;
+                if (row_v_) r.row_v = row_v_.bytes_at(rows * 4);
+                muon_->keep_rows(of_matrix, static_cast<float*>(r.row_v));
+                rows += r.rows_in(run.size());
             }
             owned_.push_back(r);
         };
@@ -133,6 +141,16 @@ int64_t ShardedAdamW::second_moments() const {
             elements -= std::max<int64_t>(0, std::min(own.end, m.elements.end) - std::max(own.begin, m.elements.begin));
     }
     return elements;
+}
+
+// Rows of matrices that begin in what is owned.
+int64_t ShardedAdamW::row_moments() const {
+    int64_t rows = 0;
+    for (size_t u = 0; u < options_.muon.matrices.size(); ++u) {
+        const ElementRange own = ownership_.owned(int(u)).elements;
+        for (const MuonMatrix& m : options_.muon.matrices[u]) rows += m.rows_in(own).size();
+    }
+    return rows;
 }
 
 // `own` of every part of the model (stages of the pipeline, parts of tensors), one after the other; stage_sums_ says
@@ -283,14 +301,25 @@ void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
         piece.v = plus(range.v, at, options_.adam_dtype);
         if (range.ema) piece.ema = plus(range.ema, at, DType::f32);
         piece.grad = plus(range.grad, at, options_.grad_dtype);
-        piece.local += at, piece.logical += at, piece.packed += at;
+        piece.local += at, piece.logical += at, piece.packed += at, piece.second += at;
         body(piece, n, rate);
         at += n;
         ++s;
     }
 }
 
-// Nothing, or when the range's parameters are final: else they are on the compute stream.
+// Calls body for pieces of the range whose arrays the compute stream reaches. Nothing, or when the range's parameters are
+// final: else they are on the compute stream.
+Event ShardedAdamW::on_device(const OwnedRange& range, int64_t elements,
+                              const std::function<void(const OwnedRange&, int64_t)>& body) {
+    if (tiles_) {
+        const Event at_home = tiles_->update(range, elements, body);
+        return options_.offload_params ? at_home : Event{};
+    }
+    body(range, elements);
+    return {};
+}
+
 Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step) {
     const AdamW same = {.param = nullptr,
                         .master = nullptr,
@@ -338,12 +367,7 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
                       [&](const OwnedRange& r, int64_t n, float rate) { last = host_->update(r, n, at_rate(rate)); });
         return last;
     }
-    if (tiles_) {
-        const Event at_home = tiles_->update(range, elements, change);
-        return options_.offload_params ? at_home : Event{};
-    }
-    change(range, elements);
-    return {};
+    return on_device(range, elements, change);
 }
 
 void ShardedAdamW::leave_out() {
@@ -397,10 +421,22 @@ void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
 void ShardedAdamW::update_in_rounds(float learning_rate, int64_t step) {
     const int late = muon_->exchanges() ? 1 : 0, rounds = muon_->rounds();
     for (int i = 0; i < rounds + 2 * late; ++i) {
-        if (i < rounds) muon_->send(i, owned_, scale(), step);
-        if (i >= late && i - late < rounds) muon_->orthogonalise(i - late);
+        if (i < rounds) begin_round(i, step);
+        if (i >= late && i - late < rounds) muon_->orthogonalise(i - late, scale());
         if (i >= 2 * late) finish_round(i - 2 * late, learning_rate, step);
     }
+}
+
+void ShardedAdamW::begin_round(int round, int64_t step) {
+    for (const OwnedRange& r : owned_) {
+        if (r.matrix < 0 || r.unit < muon_->first_unit(round) || r.unit >= muon_->end_unit(round)) continue;
+        OwnedRange only = r;  // what the momentum needs: the rest stays where it is
+        only.param = only.master = only.ema = nullptr;
+        on_device(only, r.elements.size(), [&](const OwnedRange& part, int64_t) {
+            muon_->momentum(round, part, part.logical - r.logical, scale(), step);
+        });
+    }
+    muon_->send(round);
 }
 
 void ShardedAdamW::finish_round(int round, float learning_rate, int64_t step) {
@@ -409,13 +445,18 @@ void ShardedAdamW::finish_round(int round, float learning_rate, int64_t step) {
         for (const OwnedRange& r : owned_)
             if (r.unit >= first && r.unit < end && (r.matrix >= 0) == of_matrices) body(r);
     };
-    each(false, [&](const OwnedRange& r) { update_range(r, r.elements.size(), learning_rate, step); });
+    each(false,
+         [&](const OwnedRange& r) { streams_.compute.wait(update_range(r, r.elements.size(), learning_rate, step)); });
     muon_->wait(round);
     each(true, [&](const OwnedRange& r) {
-        watched(r, r.local, r.elements.size(), [&](const OwnedRange& part) {
-            muon_->step(round, part, part.logical - r.logical, scale(), learning_rate, adamw_.weight_decay, step);
-            move_average(streams_.compute, part, scale());
-        });
+        OwnedRange only = r;
+        if (tiles_) only.m = only.grad = nullptr;
+        streams_.compute.wait(on_device(only, r.elements.size(), [&](const OwnedRange& there, int64_t elements) {
+            watched(there, there.local, elements, [&](const OwnedRange& part) {
+                muon_->step(round, part, part.logical - r.logical, scale(), learning_rate, adamw_.weight_decay, step);
+                move_average(streams_.compute, part, scale());
+            });
+        }));
     });
     for (int u = first; u < end; ++u) {
         work_scope.unit = u;
@@ -444,7 +485,7 @@ void ShardedAdamW::publish() {
                                     .n = r.elements.size(),
                                     .out_dtype = options_.param_dtype,
                                     .dtype = options_.master_dtype});
-        if (host_) host_->fetch_parameters(r);
+        if (host_ && r.matrix < 0) host_->fetch_parameters(r);
         return Event{};
     });
 }

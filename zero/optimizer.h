@@ -80,6 +80,7 @@ class ShardedAdamW {
    private:
     void index_owned();
     int64_t second_moments() const;
+    int64_t row_moments() const;
     void copy_decay(const DecaySegments& decay);
     std::vector<int64_t> gather_stages(const std::vector<int64_t>& own);
     void index_block_sums();
@@ -91,10 +92,13 @@ class ShardedAdamW {
                  const std::function<void(const OwnedRange&)>& change);
     void for_each_rate(const OwnedRange& range, int64_t elements,
                        const std::function<void(const OwnedRange& piece, int64_t elements, float rate)>& body) const;
+    Event on_device(const OwnedRange& range, int64_t elements,
+                    const std::function<void(const OwnedRange&, int64_t)>& body);
     Event update_range(const OwnedRange& range, int64_t elements, float learning_rate, int64_t step);
     void update_whole(float learning_rate, int64_t step);
     void update_slices(const std::function<Event(const OwnedRange&)>& change);
     void update_in_rounds(float learning_rate, int64_t step);
+    void begin_round(int round, int64_t step);
     void finish_round(int round, float learning_rate, int64_t step);
     float* scale() const { return scalars_.as<float>() + 1; }
     double* correction() const { return count_.as<double>() + 1; }
@@ -106,7 +110,7 @@ class ShardedAdamW {
     AdamWOptions adamw_;
     ZeroStreams streams_;
 
-    Buffer master_, m_, v_, ema_;
+    Buffer master_, m_, v_, ema_, row_v_;
     Buffer exchange_;  // a tile between parameters and average, where those are their own masters
     std::vector<OwnedRange> owned_;
     Buffer segment_end_, segment_decays_;
@@ -124,7 +128,7 @@ class ShardedAdamW {
     Buffer block_sums_, block_order_;
     std::vector<int64_t> rank_sums_, stage_sums_;  // by rank of those that share slices; by rank of the model
     int64_t blocks_ = 0;
-    std::optional<StateTiles> tiles_;  // with OffloadOptimizer::stream
+    std::optional<StateTiles> tiles_;  // with OffloadOptimizer::stream, and Muon's with cpu
     std::optional<HostAdamW> host_;    // with OffloadOptimizer::cpu
     std::optional<Muon> muon_;         // with MuonOptions::on
 };

@@ -1,6 +1,7 @@
 #pragma once
 // What a sharded run is asked for, and what its stage means for each part.
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -47,6 +48,14 @@ struct MuonMatrix {
     ElementRange elements;  // within its unit
     int64_t rows = 0, cols = 0;
     bool decays = true;
+
+    // The rows that begin in a range of the unit.
+    ElementRange rows_in(const ElementRange& range) const {
+        const auto row = [&](int64_t at) {
+            return ceil_div(std::clamp(at, elements.begin, elements.end) - elements.begin, cols);
+        };
+        return {row(range.begin), row(range.end)};
+    }
 };
 
 // Muon (zero/muon.h) instead of AdamW for these matrices, by unit.
@@ -58,6 +67,7 @@ struct MuonOptions {
     MuonScale scale = MuonScale::match_rms_adamw;
     int steps = 5;
     bool polar_express = false;
+    float beta2 = 0;            // NorMuon's, of the second moments of rows; 0: there are none
     DType dtype = DType::bf16;  // of the products and on the wire: bf16 or f32
 };
 

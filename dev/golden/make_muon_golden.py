@@ -5,9 +5,10 @@ torch.optim.Muon on the blocks' matrices and torch.optim.AdamW on all else, for 
     pip install torch transformers        # torch 2.9 or newer
     python3 dev/golden/make_muon_golden.py
 
-Each case is a folder as transformers saves it, data.bin (llm.c's shard), and two files of weights: fp32.safetensors, by
-torch's function without its cast to bf16, and bf16.safetensors, by torch's function as it is. Everything but the cast is
-fp32. bf16.safetensors may differ from fp32.safetensors by what bf16 costs: that is the bound for ours."""
+Each case is a folder as transformers saves it, data.bin (llm.c's shard), and three files of weights: fp32.safetensors, by
+torch's function without its cast to bf16, rows.safetensors, by the same with NorMuon's moments of rows (Li et al. 2025,
+arXiv 2510.05491: the formulas of its normuon_update), and bf16.safetensors, by torch's function as it is. Everything but
+the cast is fp32. bf16.safetensors may differ from fp32.safetensors by what bf16 costs: that is the bound for ours."""
 import json
 import os
 import random
@@ -40,6 +41,21 @@ def without_cast(grad, coefficients, steps, eps):
         s = x @ x.T
         x = torch.addmm(x, torch.addmm(s, s, s, beta=b, alpha=c), x, beta=a)
     return x.T if grad.size(0) > grad.size(1) else x
+
+
+def with_rows(matrices, beta2=0.95):
+    """torch calls it for one matrix after the other, in each step."""
+    moments, calls = [0.0] * matrices, [0]
+
+    def function(grad, coefficients, steps, eps):
+        x = without_cast(grad, coefficients, steps, eps)
+        i = calls[0] % matrices
+        calls[0] += 1
+        moments[i] = beta2 * moments[i] + (1 - beta2) * (x * x).mean(dim=-1, keepdim=True)
+        y = x / (moments[i].sqrt() + 1e-10)
+        return y * (x.norm() / (y.norm() + 1e-10))
+
+    return function
 
 
 def train(folder, ids, function):
@@ -83,7 +99,7 @@ def main():
         ids = [draw.randrange(config.vocab_size) for _ in range(STEPS * B * T + 1)]
         with open(os.path.join(folder, "data.bin"), "wb") as f:
             f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
-        for which, function in (("fp32", without_cast), ("bf16", None)):
+        for which, function in (("fp32", without_cast), ("rows", with_rows(7 * config.num_hidden_layers)), ("bf16", None)):
             save_file(train(folder, ids, function), os.path.join(folder, which + ".safetensors"))
         print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters")
     with open(os.path.join(root, "made.json"), "w") as f:

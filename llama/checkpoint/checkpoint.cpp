@@ -53,12 +53,31 @@ std::vector<OwnedRange> own_share(const Zero& zero) {
     return share;
 }
 
-// Calls body for what this rank alone writes of the range, in pieces of at most kPieceBytes.
-static void for_each_piece(const ParamTable& table, const OwnedRange& r, int64_t element_bytes,
+std::vector<int64_t> shape_in(const StateArray& array, const ParamTable& table, const Tensor& t) {
+    const bool matrix = table.is_block_matrix(t);
+    if (array.whose != Whose::all && matrix != (array.whose == Whose::rows)) return {};
+    return array.whose == Whose::rows ? std::vector<int64_t>{t.shape[0]} : t.shape;
+}
+
+TensorRun run_in(const StateArray& array, const OwnedRange& r, const ParamTable& table, const TensorRun& run) {
+    TensorRun out = run;
+    out.local = array.count(r, run.local - r.local);
+    if (array.whose != Whose::rows) return out;
+    const int64_t columns = table.tensors()[size_t(run.tensor)].shape[1];
+    out.first = ceil_div(run.first, columns);
+    out.count = ceil_div(run.first + run.count, columns) - out.first;
+    return out;
+}
+
+// Calls body for what this rank alone writes of the range's array, in pieces of at most kPieceBytes.
+static void for_each_piece(const ParamTable& table, const OwnedRange& r, const StateArray& array,
                            const std::function<void(const TensorRun&)>& body) {
-    table.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / element_bytes, [&](const TensorRun& run) {
-        if (run.owned) body(run);
-    });
+    if (!(r.*array.where)) return;
+    const auto visit = [&](const TensorRun& run) {
+        const TensorRun here = run_in(array, r, table, run);
+        if (run.owned && here.count > 0) body(here);
+    };
+    table.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / size_of(array.dtype), visit);
 }
 
 // ---- saving ---------------------------------------------------------------------------------------------------------
@@ -139,14 +158,10 @@ CheckpointWriter::~CheckpointWriter() {
     if (thread_.joinable()) thread_.join();
 }
 
-static bool has_array(const ZeroOptions& o, const StateArray& array, const ParamTable& table, const Tensor& t) {
-    return array.of_matrices || !o.muon.on || !table.is_block_matrix(t);
-}
-
 static int64_t part_bytes(const std::vector<OwnedRange>& share, const StateArray& array) {
     int64_t elements = 0;
     for (const OwnedRange& r : share)
-        if (r.*array.where) elements += r.elements.size();
+        if (r.*array.where) elements += array.count(r);
     return round_up(elements * size_of(array.dtype), 256);
 }
 
@@ -162,7 +177,7 @@ void CheckpointWriter::plan() {
     for (const StateArray& array : state_arrays(zero_.options)) {
         parts_.push_back({array,
                           tensor_files(array.stem, table_, array.dtype, options_.shard_above,
-                                       [&](const Tensor& t) { return has_array(zero_.options, array, table_, t); }),
+                                       [&](const Tensor& t) { return shape_in(array, table_, t); }),
                           copy_bytes_});
         copy_bytes_ = checked_add(copy_bytes_, part_bytes(share_, array), "copy of the state");
     }
@@ -238,7 +253,7 @@ void CheckpointWriter::take_copy() {
         int64_t at = p.at;
         for (const OwnedRange& r : share_) {
             if (!(r.*p.array.where)) continue;
-            const int64_t bytes = r.elements.size() * size_of(p.array.dtype);
+            const int64_t bytes = p.array.count(r) * size_of(p.array.dtype);
             compute_.copy(copy_.bytes_at(at), r.*p.array.where, bytes);
             at += bytes;
         }
@@ -383,7 +398,7 @@ void CheckpointWriter::write_share(Job& job) {
         for (const TensorFile& in : parts_[p].files) {
             bool writes = process_.is_root();  // it made the file, and syncs it
             for (const OwnedRange& r : share_)
-                for_each_piece(table_, r, size_of(parts_[p].array.dtype),
+                for_each_piece(table_, r, parts_[p].array,
                                [&](const TensorRun& run) { writes = writes || in.holds(run.tensor); });
             if (writes) write_file(job, parts_[p], in, &job.hashes[p * tensors]);
         }
@@ -399,10 +414,10 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     int64_t at = part.at;
     for (const OwnedRange& r : share_) {
         if (!(r.*part.array.where)) continue;
-        for_each_piece(table_, r, e, [&](const TensorRun& run) {
+        for_each_piece(table_, r, part.array, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             if (job.cancelled) throw Cancelled();
-            const int64_t within = (run.local - r.local) * e, bytes = run.count * e;
+            const int64_t within = run.local * e, bytes = run.count * e;
             const void* data = options_.background ? copy_.bytes_at(at + within) : staging.data();
             if (!options_.background) {
                 compute_.copy(staging.data(), static_cast<const char*>(r.*part.array.where) + within, bytes);
@@ -416,7 +431,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
             write_all(file.fd, in.offset(run.tensor) + run.first * e, data, bytes, file.path);
             job.wrote(bytes);
         });
-        at += r.elements.size() * e;
+        at += part.array.count(r) * e;
     }
     fault_point("checkpoint.shard.done");
     if ((errno = fault_errno("checkpoint.fsync")) != 0 || again([&] { return ::fsync(file.fd); }) != 0)
@@ -426,7 +441,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
     std::vector<uint64_t> again(in.tensors.size(), 0);
     for (const OwnedRange& r : share_)
-        for_each_piece(table_, r, e, [&](const TensorRun& run) {
+        for_each_piece(table_, r, part.array, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             read_all(file.fd, in.offset(run.tensor) + run.first * e, back.data(), run.count * e, file.path);
             again[in.place(run.tensor)] += sum_hash(back.data(), run.first, run.count, e);

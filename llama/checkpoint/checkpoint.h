@@ -6,6 +6,7 @@
 //   optimizer/master.safetensors  master weights, unless they are the parameters
 //   optimizer/m.safetensors       AdamW's moments
 //   optimizer/v.safetensors       of what AdamW updates: Muon's matrices have none
+//   optimizer/row_v.safetensors   with NorMuon: of each row of Muon's matrices
 //   optimizer/ema.safetensors     with --ema: the average of the weights, in fp32
 //
 // A file that would be larger than --max-shard-mib is one for each unit instead (tensor_files() in llama/model/hf.h),
@@ -155,6 +156,12 @@ int64_t copy_of_state_bytes(const Zero& zero);
 
 // The part of what this rank keeps that it alone writes, but for runs that another holder owns.
 std::vector<OwnedRange> own_share(const Zero& zero);
+
+// What a tensor is in an array's files; empty: it is not in them.
+std::vector<int64_t> shape_in(const StateArray&, const ParamTable&, const Tensor&);
+// What an array has of a run of an owned range's elements: `first` and `count` in the tensor of its files, `local` from
+// the range's array on. May have none.
+TensorRun run_in(const StateArray&, const OwnedRange&, const ParamTable&, const TensorRun&);
 
 // Collective: the first text of any rank that is not empty, on all of them, with the rank where there are several.
 std::string first_problem(Process& process, const std::string& own);

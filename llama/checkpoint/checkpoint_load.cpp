@@ -26,16 +26,15 @@ namespace {
 // manifest says are in which: their first bytes are compared, nothing in them is believed.
 class PartReader {
    public:
-    // new_rows: where rows that the files do not have come from; nullptr: they are zero. matrices: whether the part has
-    // those of blocks.
-    PartReader(const std::string& folder, const std::vector<const ManifestFile*>& files, const ParamTable& table,
-               const ParamTable& stored, const HfWeights* new_rows, bool matrices)
-        : dtype_(files[0]->dtype), table_(table), stored_(stored), new_rows_(new_rows) {
+    // new_rows: where rows that the files do not have come from; nullptr: they are zero.
+    PartReader(const std::string& folder, const std::vector<const ManifestFile*>& files, const StateArray& array,
+               const ParamTable& table, const ParamTable& stored, const HfWeights* new_rows)
+        : dtype_(files[0]->dtype), array_(array), table_(table), stored_(stored), new_rows_(new_rows) {
         const size_t tensors = table.tensors().size();
         places_.resize(tensors);
         hashes_.resize(tensors);
         for (const Tensor& t : table.tensors()) {
-            if (!matrices && table.is_block_matrix(t)) continue;
+            if (shape_in(array, table, t).empty()) continue;
             const auto lists = [&](const ManifestFile* f) { return f->tensors.count(t.name) > 0; };
             const auto times = std::count_if(files.begin(), files.end(), lists);
             require(times == 1, "%s/%s: the manifest has %s of %s", folder.c_str(), files[0]->path.c_str(),
@@ -45,6 +44,7 @@ class PartReader {
     }
 
     DType dtype() const { return dtype_; }
+    const StateArray& array() const { return array_; }
     const std::vector<uint64_t>& hashes() const { return hashes_; }
 
     int64_t bytes_read() const { return bytes_read_; }
@@ -77,7 +77,7 @@ class PartReader {
         for (size_t i = 0; i < stored_.tensors().size(); ++i) {
             const Tensor& t = stored_.tensors()[i];
             if (file.tensors.count(t.name) == 0) continue;
-            specs.push_back({t.name, safetensors_type(dtype_), t.shape});
+            specs.push_back({t.name, safetensors_type(dtype_), shape_in(array_, stored_, t)});
             held.push_back(i);
         }
         const SafetensorsLayout layout = layout_safetensors(specs);
@@ -107,6 +107,7 @@ class PartReader {
         int64_t offset = 0;
     };
     DType dtype_;
+    StateArray array_;
     const ParamTable &table_, &stored_;
     const HfWeights* new_rows_;
     std::vector<std::unique_ptr<const Opened>> files_;
@@ -149,15 +150,16 @@ struct Target {
 // Reads this rank's share of an owned range into `to`, converted; with no data only into the hash.
 void read_share(PartReader& reader, const ParamTable& table, const OwnedRange& r, ElementRange share, Target to,
                 Buffer& stored, Buffer& converted, Stream& stream) {
-    table.for_each_run(r.local + share.begin, r.local + share.end, kPiece, [&](const TensorRun& run) {
-        if (!run.owned && to.data == nullptr) return;
+    table.for_each_run(r.local + share.begin, r.local + share.end, kPiece, [&](const TensorRun& elements) {
+        const TensorRun run = run_in(reader.array(), r, table, elements);
+        if (run.count == 0 || (!run.owned && to.data == nullptr)) return;
         reader.read(size_t(run.tensor), run.first, run.count, run.owned, stored.data());
         if (to.data == nullptr) return;
         const bool same = reader.dtype() == to.dtype;
         if (!same)
             convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
                     table.tensors()[size_t(run.tensor)].name.c_str());
-        stream.copy(static_cast<char*>(to.data) + (run.local - r.local) * size_of(to.dtype),
+        stream.copy(static_cast<char*>(to.data) + run.local * size_of(to.dtype),
                     same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
         stream.synchronize();  // the buffers are filled again
     });
@@ -190,6 +192,10 @@ class ShareGather {
             gather(comm, r.m, zero_.options.adam_dtype, shares);
             if (r.v) gather(comm, r.v, zero_.options.adam_dtype, shares);
             if (r.ema) gather(comm, r.ema, DType::f32, shares);
+            if (!r.row_v) continue;
+            std::vector<int64_t> rows;
+            for (const int64_t share : shares) rows.push_back(r.rows_in(share));
+            gather(comm, r.row_v, DType::f32, rows);
         }
         compute.wait(comm.record());
     }
@@ -203,7 +209,9 @@ class ShareGather {
             return owners_.all_gather(comm,
                                       {.out = all, .in = at(all, shares[own]), .offsets = shares, .dtype = dtype});
         const int64_t piece = tile_elements() / int64_t(ranks);
-        for (int64_t done = 0; done < shares[1] - shares[0]; done += piece) {  // the first share is the longest
+        int64_t longest = 0;
+        for (size_t r = 0; r < ranks; ++r) longest = std::max(longest, shares[r + 1] - shares[r]);
+        for (int64_t done = 0; done < longest; done += piece) {
             std::vector<int64_t> offsets = {0};
             for (size_t r = 0; r < ranks; ++r)
                 offsets.push_back(offsets.back() + std::clamp<int64_t>(shares[r + 1] - shares[r] - done, 0, piece));
@@ -234,56 +242,10 @@ std::string first_problem(Process& process, const std::string& own) {
     return "";
 }
 
-std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
-                       Device device, Stream& compute, Zero& zero, LoadReport* report, const GrownRows* grown) {
-    const ZeroOptions& o = zero.options;
-    const bool has_master = !files_of(manifest, StatePart::master).empty();
-    const bool has_average = !files_of(manifest, StatePart::ema).empty();
-    std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
-    for (int p = 0; p < int(StatePart::count_); ++p)
-        if ((StatePart(p) != StatePart::master || has_master) &&
-            (StatePart(p) != StatePart::ema || (has_average && o.ema > 0)))
-            order.push_back({StatePart(p), order.size() * table.tensors().size()});
-    std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
-    const bool of_muon = is_of_muon(manifest, table), starts_momentum = o.muon.on && !of_muon;
-    std::string problem;
-    try {
-        require(o.muon.on || !of_muon, "%s: was saved by --optimizer muon, without what AdamW needs of matrices",
-                folder.c_str());
-        Buffer stored = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being read");
-        Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
-        for (const auto& [part, at] : order) {
-            const bool moment = part == StatePart::m || part == StatePart::v;
-            PartReader reader(folder, listed_files(manifest, part, folder), table, grown ? grown->stored : table,
-                              grown && !moment ? &grown->weights : nullptr, part != StatePart::v || !of_muon);
-            const DType want = moment ? o.adam_dtype : o.master_dtype;  // the average's, too: fp32
-            const bool read = part != StatePart::model || !has_master;
-            if (report && read && want != reader.dtype())
-                report->notes.push_back(format("%s: %s is read as %s", path_of(part).c_str(),
-                                               safetensors_type(reader.dtype()).c_str(),
-                                               safetensors_type(want).c_str()));
-            for (const OwnedRange& r : zero.optimizer.owned()) {
-                if (part == StatePart::v && !r.v && of_muon) continue;
-                const bool starts = part == StatePart::m && starts_momentum && r.matrix >= 0;
-                if (starts) compute.zero(r.m, r.elements.size() * size_of(o.adam_dtype));
-                const std::vector<int64_t> shares = share_offsets(zero, r);
-                const size_t copy = size_t(zero.ownership.sharing().copies.rank);
-                void* to = !read || starts          ? nullptr
-                           : part == StatePart::m   ? r.m
-                           : part == StatePart::v   ? r.v
-                           : part == StatePart::ema ? r.ema
-                                                    : r.master;
-                read_share(reader, table, r, {shares[copy], shares[copy + 1]}, {to, want}, stored, converted, compute);
-            }
-            if (report) report->bytes_read += reader.bytes_read();
-            std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
-        }
-    } catch (const Error& error) {
-        problem = error.what();
-    }
-    if (const std::string text = first_problem(process, problem); !text.empty()) return text;
-
-    const std::vector<uint64_t> sums = process.sums(hashes);
+// Of the parts that were read, each with where its hashes begin in `sums`: the first tensor that is not the manifest's.
+static std::string changed_tensor(const std::string& folder, const Manifest& manifest, const ParamTable& table,
+                                  const std::vector<std::pair<StatePart, uint64_t>>& order,
+                                  const std::vector<uint64_t>& sums) {
     for (const auto& [part, at] : order) {
         const std::vector<const ManifestFile*> files = listed_files(manifest, part, folder);
         for (size_t i = 0; i < table.tensors().size(); ++i) {
@@ -298,6 +260,72 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
             }
         }
     }
+    return "";
+}
+
+std::string load_state(const std::string& folder, const Manifest& manifest, const ParamTable& table, Process& process,
+                       Device device, Stream& compute, Zero& zero, LoadReport* report, const GrownRows* grown) {
+    const ZeroOptions& o = zero.options;
+    const bool has_master = !files_of(manifest, StatePart::master).empty();
+    const bool has_average = !files_of(manifest, StatePart::ema).empty();
+    const bool has_rows = !files_of(manifest, StatePart::row_v).empty(), wants_rows = o.muon.beta2 > 0;
+    std::vector<std::pair<StatePart, uint64_t>> order;  // part, and where its hashes begin
+    for (int p = 0; p < int(StatePart::count_); ++p)
+        if ((StatePart(p) != StatePart::master || has_master) &&
+            (StatePart(p) != StatePart::ema || (has_average && o.ema > 0)) &&
+            (StatePart(p) != StatePart::row_v || (has_rows && wants_rows)))
+            order.push_back({StatePart(p), order.size() * table.tensors().size()});
+    std::vector<uint64_t> hashes(order.size() * table.tensors().size(), 0);
+    const bool of_muon = is_of_muon(manifest, table), starts_momentum = o.muon.on && !of_muon;
+    std::string problem;
+    try {
+        require(o.muon.on || !of_muon, "%s: was saved by --optimizer muon, without what AdamW needs of matrices",
+                folder.c_str());
+        Buffer stored = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being read");
+        Buffer converted = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "checkpoint being converted");
+        for (const auto& [part, at] : order) {
+            const bool moment = part == StatePart::m || part == StatePart::v, rows = part == StatePart::row_v;
+            const StateArray stored_as{.part = part,
+                                       .whose = part == StatePart::v && of_muon ? Whose::rest
+                                                : rows                          ? Whose::rows
+                                                                                : Whose::all};
+            PartReader reader(folder, listed_files(manifest, part, folder), stored_as, table,
+                              grown ? grown->stored : table, grown && !moment ? &grown->weights : nullptr);
+            const DType want = rows ? DType::f32 : moment ? o.adam_dtype : o.master_dtype;  // the average's, too: fp32
+            const bool read = part != StatePart::model || !has_master;
+            if (report && read && want != reader.dtype())
+                report->notes.push_back(format("%s: %s is read as %s", path_of(part).c_str(),
+                                               safetensors_type(reader.dtype()).c_str(),
+                                               safetensors_type(want).c_str()));
+            for (const OwnedRange& r : zero.optimizer.owned()) {
+                if ((part == StatePart::v && !r.v && of_muon) || (rows && !r.row_v)) continue;
+                const bool starts = part == StatePart::m && starts_momentum && r.matrix >= 0;
+                if (starts) compute.zero(r.m, r.elements.size() * size_of(o.adam_dtype));
+                const std::vector<int64_t> shares = share_offsets(zero, r);
+                const size_t copy = size_t(zero.ownership.sharing().copies.rank);
+                void* to = !read || starts          ? nullptr
+                           : part == StatePart::m   ? r.m
+                           : part == StatePart::v   ? r.v
+                           : part == StatePart::ema ? r.ema
+                           : rows                   ? r.row_v
+                                                    : r.master;
+                read_share(reader, table, r, {shares[copy], shares[copy + 1]}, {to, want}, stored, converted, compute);
+            }
+            if (report) report->bytes_read += reader.bytes_read();
+            std::copy(reader.hashes().begin(), reader.hashes().end(), hashes.begin() + int64_t(at));
+        }
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    if (const std::string text = first_problem(process, problem); !text.empty()) return text;
+
+    if (const std::string text = changed_tensor(folder, manifest, table, order, process.sums(hashes)); !text.empty())
+        return text;
+    for (const OwnedRange& r : zero.optimizer.owned())
+        if (r.row_v && !has_rows) compute.zero(r.row_v, r.rows_in(r.elements.size()) * 4);
+    if (report && o.muon.on && wants_rows != has_rows)
+        report->notes.emplace_back(has_rows ? "NorMuon's moments of rows are left behind (--muon-beta2 0)"
+                                            : "it has no moments of rows: NorMuon's start at zero");
     if (report && starts_momentum)
         report->notes.push_back("it is AdamW's: the momentum of Muon's matrices starts at zero");
     if (report && o.ema > 0 && !has_average)

@@ -19,20 +19,23 @@ bool has_replicas(const Mesh& mesh, const Zero& zero) {
     return mesh.grid().size(Axis::tp) > 1 || mesh.grid().size(axis_of_copies(zero, StatePart::model)) > 1;
 }
 
-// Calls visit(data on the device, elements, offset of the first in the local flat buffer) for what this rank holds.
+// Calls visit(range) for what this rank holds of the array.
 template <class Visit>
 static void visit_state(Zero& zero, const StateArray& array, const Visit& visit) {
     if (array.part == StatePart::model && zero.options.stage < 3) {
         for (int u = 0; u < int(zero.ownership.units().size()); ++u) {
             const UnitLayout& unit = zero.ownership.units()[size_t(u)];
             zero.params.gather(u);
-            visit(static_cast<char*>(const_cast<void*>(zero.params.parameters(u))), unit.padded, unit.offset);
+            OwnedRange whole;
+            whole.elements = {0, unit.padded}, whole.local = unit.offset;
+            whole.param = const_cast<void*>(zero.params.parameters(u));
+            visit(whole);
             zero.params.release(u);
         }
         return;
     }
     for (const OwnedRange& r : zero.optimizer.owned())
-        if (r.*array.where) visit(static_cast<char*>(r.*array.where), r.elements.size(), r.local);
+        if (r.*array.where) visit(r);
 }
 
 // sum_hash of each tensor, as far as this rank holds it.
@@ -43,9 +46,10 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     Buffer staging;
     if (device.is_cuda()) staging = Buffer::host_for(device, kCompared * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
-    visit_state(zero, array, [&](const char* data, int64_t elements, int64_t offset) {
-        table.for_each_run(offset, offset + elements, kCompared, [&](const TensorRun& run) {
-            const char* here = data + (run.local - offset) * e;
+    visit_state(zero, array, [&](const OwnedRange& r) {
+        table.for_each_run(r.local, r.local + r.elements.size(), kCompared, [&](const TensorRun& elements) {
+            const TensorRun run = run_in(array, r, table, elements);
+            const char* here = static_cast<const char*>(r.*array.where) + run.local * e;
             if (staging) compute.copy(staging.data(), here, run.count * e);
             compute.synchronize();
             if (staging) here = staging.as<char>();
@@ -162,7 +166,8 @@ std::string compare_replicas(Process& process, const Mesh& mesh, Device device, 
 void damage_state(Stream& compute, Zero& zero, StatePart part, bool nan) {
     char* last = nullptr;
     for (const StateArray& array : state_arrays(zero.options))
-        if (array.part == part) visit_state(zero, array, [&](char* data, int64_t, int64_t) { last = data; });
+        if (array.part == part)
+            visit_state(zero, array, [&](const OwnedRange& r) { last = static_cast<char*>(r.*array.where); });
     uint32_t word = 0;
     compute.copy(&word, last, 4);
     compute.synchronize();

@@ -331,13 +331,14 @@ void prepare_model_folder(const std::string& folder, const TokenizerFiles& token
 }
 
 std::vector<TensorFile> tensor_files(const std::string& stem, const ParamTable& table, DType dtype, int64_t shard_above,
-                                     const std::function<bool(const Tensor&)>& wanted) {
-    const std::vector<TensorSpec> all = tensor_specs(table, dtype);
+                                     const std::function<std::vector<int64_t>(const Tensor&)>& shape) {
+    std::vector<TensorSpec> all = tensor_specs(table, dtype);
+    for (size_t t = 0; t < all.size(); ++t) all[t].shape = shape(table.tensors()[t]);
     const auto file_of = [&](std::string path, int first, int end) {
         TensorFile file{std::move(path)};
         std::vector<TensorSpec> specs;
         for (int t = first; t < end; ++t)
-            if (wanted(table.tensors()[size_t(t)])) file.tensors.push_back(t), specs.push_back(all[size_t(t)]);
+            if (!all[size_t(t)].shape.empty()) file.tensors.push_back(t), specs.push_back(all[size_t(t)]);
         file.layout = layout_safetensors(specs);
         return file;
     };

@@ -141,11 +141,11 @@ struct TensorFile {
     int64_t offset(int tensor) const { return layout.offsets[place(tensor)]; }
 };
 // STEM.safetensors; where that would be larger than `shard_above` bytes (0: never), STEM-00001-of-00034.safetensors and
-// so on, one for each unit: ranks that write one file at once wait for each other on a cluster's file system. Only of
-// tensors that are `wanted`.
+// so on, one for each unit: ranks that write one file at once wait for each other on a cluster's file system. `shape`:
+// of a tensor in them; empty: it is left out.
 std::vector<TensorFile> tensor_files(
     const std::string& stem, const ParamTable&, DType, int64_t shard_above,
-    const std::function<bool(const Tensor&)>& wanted = [](const Tensor&) { return true; });
+    const std::function<std::vector<int64_t>(const Tensor&)>& shape = [](const Tensor& t) { return t.shape; });
 // What transformers wants beside several files of weights, under this name.
 constexpr const char* kWeightIndex = "model.safetensors.index.json";
 std::string weight_index(const std::vector<TensorFile>&, const ParamTable&);

@@ -104,8 +104,8 @@ static void check_start_and_batch(const TrainOptions& o) {
 }
 
 static void check_muon(const TrainOptions& o) {
-    for (const char* flag :
-         {"muon-lr", "muon-momentum", "muon-scale", "muon-ns-steps", "muon-coefficients", "muon-dtype", "muon-blocks"})
+    for (const char* flag : {"muon-lr", "muon-momentum", "muon-scale", "muon-ns-steps", "muon-coefficients",
+                             "muon-beta2", "muon-dtype", "muon-blocks"})
         require_request(!o.given.count(flag) || o.optimizer == Optimizer::muon || o.resume.asked(),
                         "--%s is about Muon, and --optimizer is adamw\n  nearest: --optimizer muon, or leave it out",
                         flag);

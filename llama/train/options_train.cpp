@@ -310,6 +310,9 @@ static void add_optimizer(std::vector<OptionRow>& rows, TrainOptions& o) {
     adam.whole("--muon-ns-steps", Keeps::always, o.muon_ns_steps, 1, 100, "Number of Newton-Schulz steps.");
     adam.choice("--muon-coefficients", Keeps::always, o.muon_coefficients,
                 "Coefficients of the Newton-Schulz steps. polar-express: other ones in each step (Amsel et al. 2025).");
+    adam.real("--muon-beta2", Keeps::always, o.muon_beta2, 0, 0.999999,
+              "NorMuon (Li et al. 2025): decay of a second moment of each row, by whose root the result's rows are "
+              "divided (0.95). 0: none.");
     adam.choice("--muon-dtype", Keeps::always, o.muon_dtype,
                 "Data type of the Newton-Schulz steps, and of what ranks send each other for them.", kFloats);
     adam.choice("--muon-blocks", Keeps::always, o.muon_blocks,

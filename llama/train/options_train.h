@@ -118,6 +118,7 @@ struct TrainOptions {
     MuonScale muon_scale = MuonScale::match_rms_adamw;
     int64_t muon_ns_steps = 5;
     MuonCoefficients muon_coefficients = MuonCoefficients::jordan;
+    double muon_beta2 = 0;
     DType muon_dtype = DType::bf16;
     MuonBlocks muon_blocks = MuonBlocks::whole;
     double beta1 = 0.9, beta2 = 0.95, eps = 1e-8, weight_decay = 0.1, clip = 1.0;

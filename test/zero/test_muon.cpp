@@ -6,6 +6,7 @@
 #include <cmath>
 #include <functional>
 #include <map>
+#include <numeric>
 #include <vector>
 
 #include "comm/loopback.h"
@@ -25,8 +26,8 @@ struct Layout {
 };
 
 struct Kept {
-    std::map<int64_t, float> weights, m;  // by logical offset
-    int64_t second = 0, owned = 0;        // elements of v, and of all that is owned
+    std::map<int64_t, float> weights, m, rows;  // by logical offset, of rows by that of their first element
+    int64_t second = 0, owned = 0;              // elements of v, and of all that is owned
 };
 
 int64_t mixed(int64_t i, int64_t step) { return int64_t((uint64_t(i * 64 + step) * 0x9E3779B97F4A7C15ull) >> 40); }
@@ -87,6 +88,9 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
         if (r.v) kept.second += r.elements.size();
         for (int64_t i = 0; i < r.elements.size() && r.matrix >= 0 && adam == DType::f32; ++i)
             kept.m[r.logical + i] = static_cast<const float*>(r.m)[i];
+        for (int64_t i = 0; r.row_v && i < r.rows_in(r.elements.size()); ++i)
+            kept.rows[r.logical + (ceil_div(r.in_matrix, r.columns) + i) * r.columns - r.in_matrix] =
+                static_cast<const float*>(r.row_v)[i];
     }
     return kept;
 }
@@ -111,13 +115,19 @@ Kept run(const Layout& how, const MuonOptions& muon = {}, DType adam = DType::f3
             EXPECT_TRUE(fresh || place->second == w) << "ranks disagree";
         }
         for (const auto& [at, m] : all[size_t(r)].m) all[0].m.emplace(at, m);
+        for (const auto& [at, v] : all[size_t(r)].rows)
+            EXPECT_TRUE(all[0].rows.emplace(at, v).first->second == v) << "ranks disagree";
         all[0].owned += all[size_t(r)].owned, all[0].second += all[size_t(r)].second;
     }
     return all[0];
 }
 
-TEST(Muon, EveryLayoutGivesTheBitsOfOneRank) {
-    const Kept want = run({});
+class MuonLayouts : public testing::TestWithParam<float> {};
+
+TEST_P(MuonLayouts, GiveTheBitsOfOneRank) {
+    const MuonOptions muon{.beta2 = GetParam()};
+    const Kept want = run({}, muon);
+    EXPECT_EQ(want.rows.size(), muon.beta2 > 0 ? 3u * (24 + 8 + 8 + 24 + 20 + 20 + 24) : 0u);
     std::vector<Layout> layouts;
     for (const int ranks : {1, 2, 3, 4, 8})
         for (int stage = ranks == 1; stage <= 3; ++stage) layouts.push_back({ranks, stage});
@@ -130,12 +140,14 @@ TEST(Muon, EveryLayoutGivesTheBitsOfOneRank) {
         layouts.push_back({4, stage, {.pp = 2}, {}, 2});
     }
     for (const Layout& l : layouts) {
-        const Kept got = run(l);
+        const Kept got = run(l, muon);
         EXPECT_TRUE(got.weights == want.weights) << l.ranks << " ranks, stage " << l.stage << ", shard "
                                                  << l.grid.shard_size << ", pp " << l.grid.pp << ", cp " << l.grid.cp;
         EXPECT_TRUE(got.m == want.m) << l.ranks << " ranks, stage " << l.stage;
+        EXPECT_TRUE(got.rows == want.rows) << l.ranks << " ranks, stage " << l.stage;
     }
 }
+INSTANTIATE_TEST_SUITE_P(RowMoments, MuonLayouts, testing::Values(0.0f, 0.9f));
 
 TEST(Muon, MomentaOf16BitsHaveTheBitsOfOneRank) {
     const Kept want = run({}, {}, DType::bf16);
@@ -184,15 +196,93 @@ Doubles orthogonal(Doubles x, int64_t rows, int64_t cols) {
     return x;
 }
 
+// I - 2 v v^T / |v|^2: orthogonal.
+Doubles mirror(int64_t n, int64_t seed) {
+    Doubles v, out(size_t(n * n), 0);
+    for (int64_t i = 0; i < n; ++i) v.push_back(double(mixed(i, seed) % 2001 - 1000));
+    const double square = std::inner_product(v.begin(), v.end(), v.begin(), 0.0);
+    for (int64_t i = 0; i < n; ++i)
+        for (int64_t j = 0; j < n; ++j) out[size_t(i * n + j)] = (i == j) - 2 * v[size_t(i)] * v[size_t(j)] / square;
+    return out;
+}
+
+// U diag(s) V^T, of a matrix that is wide or tall.
+Doubles with_singular_values(const Doubles& s, int64_t rows, int64_t cols) {
+    const Doubles u = mirror(rows, 1), v = mirror(cols, 2);
+    Doubles out(size_t(rows * cols), 0);
+    for (int64_t i = 0; i < rows; ++i)
+        for (int64_t j = 0; j < cols; ++j)
+            for (int64_t k = 0; k < int64_t(s.size()); ++k)
+                out[size_t(i * cols + j)] += u[size_t(i * rows + k)] * s[size_t(k)] * v[size_t(j * cols + k)];
+    return out;
+}
+
+double five_times(double s) {
+    for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
+    return s;
+}
+
+// Directions stay, and each singular value goes through the polynomial five times. From 0.0015 of the norm on that ends
+// between 0.679 and 1.203.
+TEST(Muon, SingularValuesGoThroughThePolynomial) {
+    double least = 9, most = 0;
+    for (double s = 0.0015; s <= 1; s += 1e-5)
+        least = std::min(least, five_times(s)), most = std::max(most, five_times(s));
+    EXPECT_GT(least, 0.679);
+    EXPECT_LT(most, 1.203);
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{24, 40}, {40, 24}, {32, 32}}) {
+        Doubles s, want;
+        for (int64_t k = 0; k < std::min(rows, cols); ++k) s.push_back(std::pow(0.75, double(k)));
+        const double norm = std::sqrt(std::inner_product(s.begin(), s.end(), s.begin(), 0.0));
+        for (const double x : s) want.push_back(five_times(x / norm));
+        std::vector<float> x;
+        for (const double v : with_singular_values(s, rows, cols)) x.push_back(float(v));
+        const Device cpu{DeviceKind::cpu, 0};
+        Stream stream(cpu, "test");
+        const Buffer work(cpu, newton_schulz_bytes(rows, cols, DType::f32), MemKind::workspace, "work");
+        newton_schulz(stream, {.x = x.data(),
+                               .rows = rows,
+                               .cols = cols,
+                               .dtype = DType::f32,
+                               .steps = jordan_steps(5),
+                               .work = work.data()});
+        stream.synchronize();
+        const Doubles all = with_singular_values(want, rows, cols);
+        // A difference of this Frobenius norm moves no singular value by more (Weyl).
+        double square = 0;
+        for (size_t i = 0; i < x.size(); ++i) square += std::pow(double(x[i]) - all[i], 2);
+        EXPECT_LT(std::sqrt(square), 1e-5) << rows << " x " << cols;
+    }
+}
+
+double norm_of(const Doubles& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
+
+// Of NorMuon's normuon_update (Li et al. 2025).
+void divide_rows(Doubles& o, Doubles& v, double beta2) {
+    const double before = norm_of(o);
+    const size_t cols = o.size() / v.size();
+    for (size_t r = 0; r < v.size(); ++r) {
+        double mean = 0;
+        for (size_t c = 0; c < cols; ++c) mean += o[r * cols + c] * o[r * cols + c] / double(cols);
+        v[r] += (1 - beta2) * (mean - v[r]);
+        for (size_t c = 0; c < cols; ++c) o[r * cols + c] /= std::sqrt(v[r]) + 1e-10;
+    }
+    const double after = norm_of(o);
+    for (double& x : o) x *= before / (after + 1e-10);
+}
+
 TEST(Muon, WeightsAreThoseOfTheFormulas) {
-    for (const MuonScale scale : {MuonScale::match_rms_adamw, MuonScale::original, MuonScale::spectral_unclamped}) {
+    using enum MuonScale;
+    const std::pair<MuonScale, float> cases[] = {
+        {match_rms_adamw, 0.0f}, {original, 0.0f}, {spectral_unclamped, 0.0f}, {original, 0.75f}};
+    for (const auto& [scale, beta2] : cases) {
         std::vector<std::vector<MuonMatrix>> matrices;
         std::vector<UnitLayout> units;
-        const Kept got =
-            run({3, 3}, {.rate = 0.5f, .scale = scale, .dtype = DType::f32}, DType::f32, [&](TrainingCore& core) {
-                if (core.mesh.world().rank != 0) return;
-                matrices = core.zero.options.muon.matrices, units = core.zero.ownership.units();
-            });
+        const Kept got = run({3, 3}, {.rate = 0.5f, .scale = scale, .beta2 = beta2, .dtype = DType::f32}, DType::f32,
+                             [&](TrainingCore& core) {
+                                 if (core.mesh.world().rank != 0) return;
+                                 matrices = core.zero.options.muon.matrices, units = core.zero.ownership.units();
+                             });
         // The weights before, of a run that makes no step of any size.
         const Kept begin = run({}, {.rate = 0, .dtype = DType::f32});
         std::vector<double> clips;  // of each step: 0.5 / (norm + 1e-6)
@@ -206,7 +296,7 @@ TEST(Muon, WeightsAreThoseOfTheFormulas) {
         for (size_t u = 0; u < units.size(); ++u)
             for (const MuonMatrix& mat : matrices[u]) {
                 const int64_t at = units[u].logical + mat.elements.begin, n = mat.elements.size();
-                Doubles w(size_t(n), 0), m(w), x(w);
+                Doubles w(size_t(n), 0), m(w), x(w), v(size_t(mat.rows), 0);
                 for (int64_t i = 0; i < n; ++i) w[size_t(i)] = double(begin.weights.at(at + i));
                 const double A = double(mat.rows), B = double(mat.cols), lr = double(kRate) * 0.5;
                 const double s = scale == MuonScale::match_rms_adamw ? 0.2 * std::sqrt(std::max(A, B))
@@ -218,7 +308,8 @@ TEST(Muon, WeightsAreThoseOfTheFormulas) {
                         m[size_t(i)] = 0.95 * m[size_t(i)] + 0.05 * g;
                         x[size_t(i)] = 0.05 * g + 0.95 * m[size_t(i)];
                     }
-                    const Doubles o = orthogonal(x, mat.rows, mat.cols);
+                    Doubles o = orthogonal(x, mat.rows, mat.cols);
+                    if (beta2 > 0) divide_rows(o, v, double(beta2));
                     for (int64_t i = 0; i < n; ++i)
                         w[size_t(i)] = w[size_t(i)] * (1 - lr * 0.1) - lr * s * o[size_t(i)];
                 }

@@ -69,6 +69,25 @@ TEST(Offload, TheOptimizerOnTheHostChangesNoBit) {
         }
 }
 
+// Muon's matrices are orthogonalised on the device: their state comes in tiles, also where the host updates the rest.
+TEST(Offload, MuonsStateOnTheHostChangesNoBit) {
+    for (const DType param : {DType::f32, DType::bf16})
+        for (const int stage : {0, 1, 3}) {
+            Case plain = base(stage, param);
+            plain.zero.muon.on = true, plain.zero.muon.beta2 = 0.9f, plain.zero.ema = 0.75;
+            const Result want = run_offloaded(3, plain);
+            EXPECT_EQ(want.updates, 5);
+            for (const OffloadOptimizer way : kWays)
+                for (const bool all : {false, true}) {
+                    if (all && (stage < 3 || way == OffloadOptimizer::zero_copy)) continue;
+                    Case c = plain;
+                    c.zero.offload_optimizer = way;
+                    c.zero.offload_params = c.zero.offload_grads = all;
+                    EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way) << ", stage " << stage << ", " << all;
+                }
+        }
+}
+
 // And a step that is skipped leaves it, as it leaves the weights.
 TEST(Offload, TheAverageOfTheWeightsChangesNoBit) {
     for (const DType param : {DType::f32, DType::bf16}) {
