@@ -114,10 +114,12 @@ void ShardedAdamW::index_owned() {
                 second += run.size();
             } else {
                 const MuonMatrix& m = muon_->matrices()[size_t(of_matrix)];
-                r.columns = m.cols, r.in_matrix = run.begin - m.elements.begin;
-                if (row_v_) r.row_v = row_v_.bytes_at(rows * 4);
+                r.columns = m.held.cols, r.in_matrix = run.begin - m.elements.begin;
+                if (row_v_ && m.held.col == 0) {
+                    r.row_v = row_v_.bytes_at(rows * 4);
+                    rows += r.rows_in(run.size());
+                }
                 muon_->keep_rows(of_matrix, static_cast<float*>(r.row_v));
-                rows += r.rows_in(run.size());
             }
             owned_.push_back(r);
         };
@@ -308,8 +310,8 @@ void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
     }
 }
 
-// Calls body for pieces of the range whose arrays the compute stream reaches. Nothing, or when the range's parameters are
-// final: else they are on the compute stream.
+// Calls body for pieces of the range whose arrays the compute stream reaches. Nothing, or when the range's parameters
+// are final: else they are on the compute stream.
 Event ShardedAdamW::on_device(const OwnedRange& range, int64_t elements,
                               const std::function<void(const OwnedRange&, int64_t)>& body) {
     if (tiles_) {

@@ -44,17 +44,27 @@ inline constexpr auto kNames<MuonScale> =
                                      {MuonScale::original, "original"},
                                      {MuonScale::spectral_unclamped, "spectral_unclamped"}});
 
-struct MuonMatrix {
-    ElementRange elements;  // within its unit
-    int64_t rows = 0, cols = 0;
-    bool decays = true;
+// What a rank of the tp axis has of a matrix: rows or columns of it. Ranks that have the same name the first of them.
+struct MuonPiece {
+    int64_t row = 0, col = 0, rows = 0, cols = 0;
+    int holder = 0;
+    int64_t size() const { return rows * cols; }
+};
 
-    // The rows that begin in a range of the unit.
+// A matrix, or the piece of one that this rank has and that counts as one.
+struct MuonMatrix {
+    ElementRange elements;       // within its unit: what this rank has
+    int64_t rows = 0, cols = 0;  // of the matrix
+    bool decays = true;
+    std::vector<MuonPiece> pieces = {};  // by rank of the tp axis; none: this rank has the matrix
+    MuonPiece held = {};                 // this rank's; of a whole matrix all of it
+
+    // The rows of what this rank has that begin in a range of the unit.
     ElementRange rows_in(const ElementRange& range) const {
         const auto row = [&](int64_t at) {
-            return ceil_div(std::clamp(at, elements.begin, elements.end) - elements.begin, cols);
+            return ceil_div(std::clamp(at, elements.begin, elements.end) - elements.begin, held.cols);
         };
-        return {row(range.begin), row(range.end)};
+        return held.col > 0 ? ElementRange{} : ElementRange{row(range.begin), row(range.end)};
     }
 };
 
@@ -67,6 +77,7 @@ struct MuonOptions {
     MuonScale scale = MuonScale::match_rms_adamw;
     int steps = 5;
     bool polar_express = false;
+    bool whole = true;          // matrices that the tp axis cuts; false: each rank's piece counts as one
     float beta2 = 0;            // NorMuon's, of the second moments of rows; 0: there are none
     DType dtype = DType::bf16;  // of the products and on the wire: bf16 or f32
 };

@@ -238,7 +238,7 @@ DecaySegments decay_segments(const ParamTable& table, bool embedding_decays, con
     return out;
 }
 
-std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table) {
+std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table, bool whole) {
     std::vector<std::vector<MuonMatrix>> out(table.held_units().size());
     size_t unit = 0;
     for (const HeldPiece& p : table.held()) {
@@ -246,7 +246,19 @@ std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table) {
         const Tensor& t = table.tensors()[size_t(p.tensor)];
         if (!table.is_block_matrix(t)) continue;
         const int64_t begin = p.local - table.held_units()[unit].offset;
-        out[unit].push_back({{begin, begin + p.size()}, p.rows, p.cols, t.decay});
+        MuonMatrix m{{begin, begin + p.size()}, p.rows, p.cols, t.decay};
+        m.held = {0, 0, p.rows, p.cols};
+        const int parts = table.holding().parts;
+        if (whole && parts > 1) {
+            m.rows = t.shape[0], m.cols = t.shape[1];
+            for (int part = 0; part < parts; ++part) {
+                const HeldPiece there = table.part_of(t, part);
+                m.pieces.push_back(
+                    {there.first / m.cols, there.first % m.cols, there.rows, there.cols, there.first_part});
+            }
+            m.held = m.pieces[size_t(table.holding().part)];
+        }
+        out[unit].push_back(std::move(m));
     }
     return out;
 }

@@ -105,7 +105,8 @@ std::vector<UnitLayout> unit_layouts(const ParamTable&);
 // By held unit: what other holders of parts hold too.
 std::vector<std::vector<Replicated>> replicated_elements(const ParamTable&);
 DecaySegments decay_segments(const ParamTable&, bool embedding_decays = true, const std::vector<MupFactors>& mup = {});
-// By held unit: what Muon updates, of each matrix the part that is held.
-std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable&);
+// By held unit: what Muon updates. `whole`: where the tp axis cuts matrices, with the pieces of all its ranks; else the
+// part that is held is a matrix.
+std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable&, bool whole);
 
 }  // namespace rz

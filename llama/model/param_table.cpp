@@ -101,26 +101,29 @@ static Cut cut_groups(int64_t groups, int part, int parts) {
     return cut;
 }
 
-HeldPiece ParamTable::piece_of(int tensor, int64_t local) const {
+HeldPiece ParamTable::piece_of(int tensor, int64_t local, int part) const {
     const Tensor& t = tensors_[size_t(tensor)];
     const int64_t rows = t.shape.size() > 1 ? t.shape[0] : 1, cols = t.size / rows;
     HeldPiece piece{tensor, rows, cols, 0, cols, local, true};
     if (t.split == Split::none) {
-        piece.owned = holding_.part == 0;
+        piece.owned = part == 0;
         piece.parts = holding_.parts;
         return piece;
     }
     int64_t& extent = t.split == Split::rows ? piece.rows : piece.cols;
-    const Cut cut = cut_groups(extent / t.grain, holding_.part, holding_.parts);
+    const Cut cut = cut_groups(extent / t.grain, part, holding_.parts);
     extent = (cut.end - cut.begin) * t.grain;
     piece.first = cut.begin * t.grain * (t.split == Split::rows ? cols : 1);
     piece.first_part = cut.first_part;
     piece.parts = cut.parts;
-    piece.owned = cut.first_part == holding_.part;
+    piece.owned = cut.first_part == part;
     return piece;
 }
 
-HeldPiece ParamTable::part_of(const Tensor& t) const { return piece_of(int(&t - tensors_.data()), within(t)); }
+HeldPiece ParamTable::part_of(const Tensor& t) const { return part_of(t, holding_.part); }
+HeldPiece ParamTable::part_of(const Tensor& t, int part) const {
+    return piece_of(int(&t - tensors_.data()), within(t), part);
+}
 
 // Where each tensor's part lies within its unit, the same whichever units are held.
 void ParamTable::cut(const Holding& holding) {
@@ -131,7 +134,7 @@ void ParamTable::cut(const Holding& holding) {
         int64_t size = 0;
         for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
             within_.push_back(size);
-            size += piece_of(t, 0).size();
+            size += piece_of(t, 0, holding_.part).size();
         }
         part_padded_.push_back(make_unit(unit.name, 0, size, holding.sharers).padded);
     }
@@ -149,7 +152,7 @@ void ParamTable::hold() {
         const int64_t begin = local;
         std::vector<ElementRange> elsewhere;
         for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
-            HeldPiece piece = piece_of(t, local);
+            HeldPiece piece = piece_of(t, local, holding_.part);
             if (std::find(holding_.copies.begin(), holding_.copies.end(), u) != holding_.copies.end())
                 piece.owned = false;
             held_.push_back(piece);

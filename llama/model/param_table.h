@@ -122,6 +122,8 @@ class ParamTable {
     // What a holder of this part has of a tensor whose unit it holds, and how many elements after the beginning of what
     // it has of that unit; the padded elements of such a unit.
     HeldPiece part_of(const Tensor&) const;
+    // The same of another part; `local` is not its own.
+    HeldPiece part_of(const Tensor&, int part) const;
     int64_t within(const Tensor& t) const { return within_[size_t(&t - tensors_.data())]; }
     int64_t part_padded(int unit) const { return part_padded_[size_t(unit)]; }
     const Holding& holding() const { return holding_; }
@@ -152,7 +154,7 @@ class ParamTable {
     void add_tensors(const ModelConfig&);
     void cut(const Holding&);
     void hold();
-    HeldPiece piece_of(int tensor, int64_t local) const;
+    HeldPiece piece_of(int tensor, int64_t local, int part) const;
 
     std::vector<Tensor> tensors_;
     std::vector<Unit> units_;

@@ -130,7 +130,7 @@ static ZeroOptions with_fp8(ZeroOptions zero, const CoreOptions& o, const ModelC
 }
 
 static ZeroOptions with_muon(ZeroOptions zero, const ParamTable& table) {
-    if (zero.muon.on) zero.muon.matrices = muon_matrices(table);
+    if (zero.muon.on) zero.muon.matrices = muon_matrices(table, zero.muon.whole);
     return zero;
 }
 

@@ -159,20 +159,17 @@ MuonOptions TrainOptions::muon() const {
         "--optimizer muon with --mup-base-width %lld, whose rates are Adam's\n  nearest: --optimizer adamw, "
         "or leave out muP",
         (long long)mup.base_width);
-    require_request(tp == 1 || muon_blocks == MuonBlocks::tp,
-                    "--optimizer muon with --tp %lld: no rank has a whole matrix\n  nearest: --muon-blocks tp, which "
-                    "orthogonalises each rank's part, or --tp 1",
-                    (long long)tp);
-    require_request(tp == 1 || muon_beta2 == 0,
-                    "--muon-beta2 %g with --tp %lld: a row's moment is of the whole row, which no rank has\n  nearest: "
-                    "--muon-beta2 0, or --tp 1",
-                    muon_beta2, (long long)tp);
+    require_request(tp == 1 || muon_beta2 == 0 || muon_blocks == MuonBlocks::whole,
+                    "--muon-beta2 %g with --muon-blocks tp: a row's moment is of the whole row, which no rank has\n  "
+                    "nearest: --muon-blocks whole, or --muon-beta2 0",
+                    muon_beta2);
     return {.on = true,
             .momentum = float(muon_momentum),
             .rate = muon_lr > 0 && lr > 0 ? float(muon_lr / lr) : 1.0f,
             .scale = muon_scale,
             .steps = int(muon_ns_steps),
             .polar_express = muon_coefficients == MuonCoefficients::polar_express,
+            .whole = muon_blocks == MuonBlocks::whole,
             .beta2 = float(muon_beta2),
             .dtype = muon_dtype};
 }

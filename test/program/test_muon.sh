@@ -29,18 +29,36 @@ check "four ranks, ZeRO-0" train four 4 "${muon[@]}" --batch 1 --zero 0
 check "the same bits with ZeRO-3" as four3 four 4 "${muon[@]}" --batch 1 --zero 3
 check "one rank, two micro-batches" train one 1 "${muon[@]}" --batch 2
 check "the same bits with pp 2" as pp2 one 2 "${muon[@]}" --batch 2 --pp 2
-check "tp 2 trains on parts" train tp2 2 "${muon[@]}" --batch 2 --tp 2 --muon-blocks tp
+check "tp 2 trains on whole matrices" train tp2 2 "${muon[@]}" --batch 2 --tp 2
+check "... and on parts" train parts2 2 "${muon[@]}" --batch 2 --tp 2 --muon-blocks tp
+differs() { ! same "$1" "$2"; }
+check "... with other weights" differs tp2 parts2
+rows=("${muon[@]}" --muon-beta2 0.9)
+check "NorMuon, two ranks, ZeRO-0" train rows 2 "${rows[@]}" --batch 2 --zero 0
+check "... has other weights" differs rows two
+check "the same bits with ZeRO-3" as rows3 rows 2 "${rows[@]}" --batch 2 --zero 3
+check "tp 2" train rowstp 2 "${rows[@]}" --batch 2 --tp 2
+moments() { grep -q '"model.layers.0.self_attn.k_proj.weight":{"dtype":"F32","shape":\[24\]' "$work/rows3/checkpoints/step_000000003/optimizer/row_v.safetensors"; }
+check "a moment of each row in a checkpoint" moments
 no_matrices() { ! grep -q "self_attn.q_proj" "$work/two/checkpoints/step_000000003/optimizer/v.safetensors"; }
 check "no second moment of matrices in a checkpoint" no_matrices
 
 # Steps 1 to 3 on two ranks, the rest on four: bits of a run that was there from the start, of whatever stage.
-resumed() {  # resumed NAME ZERO
-  cp -r "$work/two" "$work/$1" && rm -r "$work/$1/checkpoints/step_000000006" "$work/$1/final" &&
-    train "$1" 4 --resume auto --batch 1 --zero "$2"
+resumed() {  # resumed NAME FROM FLAGS...
+  cp -r "$work/$2" "$work/$1" && rm -r "$work/$1/checkpoints/step_000000006" "$work/$1/final" &&
+    train "$1" 4 --resume auto "${@:3}"
 }
-check "resumed on four ranks, ZeRO-1" resumed again1 1
-check "resumed on four ranks, ZeRO-3" resumed again3 3
+check "resumed on four ranks, ZeRO-1" resumed again1 two --batch 1 --zero 1
+check "resumed on four ranks, ZeRO-3" resumed again3 two --batch 1 --zero 3
 check "... with the same bits" same again1 again3
+check "NorMuon resumed on four ranks, ZeRO-1" resumed rows_again1 rows --batch 1 --zero 1
+check "... and ZeRO-3 from two of ZeRO-3" resumed rows_again3 rows3 --batch 1 --zero 3
+check "... with the same bits" same rows_again1 rows_again3
+check "... and from tp 2 on four ranks" resumed rows_tp rowstp --batch 1 --zero 2 --tp 1
+on() { resumed on two --batch 1 --muon-beta2 0.9 && says "it has no moments of rows: NorMuon's start at zero"; }
+check "moments of rows switched on" on
+off() { resumed off rows --batch 1 --muon-beta2 0 && says "NorMuon's moments of rows are left behind"; }
+check "... and off" off
 from_its_own() { cp -r "$work/one" "$work/own" && rm -r "$work/own/checkpoints/step_000000006" "$work/own/final" && train own 1 --resume auto; }
 check "resumed on one rank" from_its_own
 check "... with the bits of the undisturbed run" same own one

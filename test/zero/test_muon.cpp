@@ -22,7 +22,7 @@ struct Layout {
     GridOptions grid = {};
     std::optional<Algorithm> algorithm = {};
     int64_t micro_batches = 1;
-    bool overlap = true;
+    bool overlap = true, even = false;
 };
 
 struct Kept {
@@ -36,6 +36,23 @@ float sum_of(int64_t i, int64_t step) { return float(mixed(i, step) % 2001 - 100
 constexpr int kSteps = 3;
 constexpr float kRate = 1e-2f;
 
+// Sizes that --tp 2 cuts: k and v are not cut, all others are, o and down by columns.
+ModelConfig even() {
+    ModelConfig c = zero_case::toy(false);
+    c.heads = 4, c.dim = 32, c.ffn = 40;
+    c.resolve();
+    return c;
+}
+
+// Calls body(offset in the whole model, offset from the run's first element on, elements) for what lies in a run of the
+// local buffer, without padding.
+void for_each_element(TrainingCore& core, int64_t local, int64_t elements, const auto& body) {
+    core.table.for_each_run(local, local + elements, INT64_MAX, [&](const TensorRun& run) {
+        for (int64_t i = 0; i < run.count; ++i)
+            body(core.table.tensors()[size_t(run.tensor)].offset + run.first + i, run.local - local + i);
+    });
+}
+
 Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
            const std::function<void(TrainingCore&)>& look) {
     ZeroOptions zero_options;
@@ -44,7 +61,7 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
     zero_options.muon.on = true;
     zero_options.adam_dtype = adam;
     zero_options.overlap = how.overlap;
-    TrainingCore core(zero_case::toy(false),
+    TrainingCore core(how.even ? even() : zero_case::toy(false),
                       {.zero = zero_options,
                        .adamw = {.max_norm = 0.5f},
                        .stage = {.B = 2, .T = 16, .logits_bytes = 4096},
@@ -60,13 +77,12 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
         for (int u = units - 1; u >= 0; --u) {
             const UnitLayout& unit = zero.ownership.unit(u);
             std::vector<float> own(size_t(unit.padded), 0);
-            for (int64_t i = 0; i < unit.size; ++i) {
-                const int64_t at = unit.logical + i;
+            for_each_element(core, unit.offset, unit.size, [&](int64_t at, int64_t i) {
                 if (data.rank + 1 < data.size) own[size_t(i)] = float(mixed(at, 1000 * data.rank + step) % 201 - 100);
                 for (int r = 0; data.rank + 1 == data.size && r + 1 < data.size; ++r)
                     own[size_t(i)] -= float(mixed(at, 1000 * r + step) % 201 - 100);
                 if (data.rank + 1 == data.size) own[size_t(i)] += sum_of(at, step);
-            }
+            });
             compute.copy(zero.grads.gradients(u), own.data(), unit.padded * 4);
             compute.synchronize();
             zero.grads.reduce(u, true);
@@ -81,16 +97,18 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
         std::vector<float> whole(static_cast<size_t>(unit.padded));
         zero.params.gather_whole(u, whole.data());
         compute.synchronize();
-        for (int64_t i = 0; i < unit.size; ++i) kept.weights[unit.logical + i] = whole[size_t(i)];
+        for_each_element(core, unit.offset, unit.size,
+                         [&](int64_t at, int64_t i) { kept.weights[at] = whole[size_t(i)]; });
     }
     for (const OwnedRange& r : zero.optimizer.owned()) {
         kept.owned += r.elements.size();
         if (r.v) kept.second += r.elements.size();
-        for (int64_t i = 0; i < r.elements.size() && r.matrix >= 0 && adam == DType::f32; ++i)
-            kept.m[r.logical + i] = static_cast<const float*>(r.m)[i];
-        for (int64_t i = 0; r.row_v && i < r.rows_in(r.elements.size()); ++i)
-            kept.rows[r.logical + (ceil_div(r.in_matrix, r.columns) + i) * r.columns - r.in_matrix] =
-                static_cast<const float*>(r.row_v)[i];
+        if (r.matrix < 0) continue;
+        for_each_element(core, r.local, r.elements.size(), [&](int64_t at, int64_t i) {
+            if (adam == DType::f32) kept.m[at] = static_cast<const float*>(r.m)[i];
+            if (r.row_v && (r.in_matrix + i) % r.columns == 0)
+                kept.rows[at] = static_cast<const float*>(r.row_v)[r.rows_in(i)];
+        });
     }
     return kept;
 }
@@ -146,6 +164,26 @@ TEST_P(MuonLayouts, GiveTheBitsOfOneRank) {
         EXPECT_TRUE(got.m == want.m) << l.ranks << " ranks, stage " << l.stage;
         EXPECT_TRUE(got.rows == want.rows) << l.ranks << " ranks, stage " << l.stage;
     }
+}
+// The tp axis cuts matrices too. What it leaves whole lies on several ranks.
+TEST_P(MuonLayouts, WithTensorParallelismGiveTheBitsOfOneRank) {
+    const MuonOptions muon{.beta2 = GetParam()};
+    const Kept want = run({.even = true}, muon);
+    std::vector<Layout> layouts;
+    for (const int ranks : {2, 6})
+        for (const int stage : {0, 1, 3})
+            layouts.push_back({.ranks = ranks, .stage = ranks == 2 ? 0 : stage, .grid = {.tp = 2}, .even = true});
+    layouts.push_back({.ranks = 4, .stage = 3, .grid = {.tp = 4}, .even = true});
+    layouts.push_back({.ranks = 8, .stage = 2, .grid = {.tp = 2, .shard_size = 2}, .even = true});
+    layouts.push_back({.ranks = 4, .stage = 0, .grid = {.tp = 2, .pp = 2}, .micro_batches = 2, .even = true});
+    for (const Layout& l : layouts) {
+        const Kept got = run(l, muon);
+        EXPECT_TRUE(got.weights == want.weights) << l.ranks << " ranks, stage " << l.stage << ", tp " << l.grid.tp;
+        EXPECT_TRUE(got.m == want.m && got.rows == want.rows) << l.ranks << " ranks, stage " << l.stage;
+    }
+    MuonOptions parts = muon;
+    parts.whole = false, parts.beta2 = 0;
+    EXPECT_FALSE(run(layouts[0], parts).weights == want.weights);
 }
 INSTANTIATE_TEST_SUITE_P(RowMoments, MuonLayouts, testing::Values(0.0f, 0.9f));
 
