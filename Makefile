@@ -10,7 +10,7 @@
 #   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
 #   make test-gpu     the kernel tests on the GPU
 #   make install      into PREFIX=/usr/local, with recipes, man page, shell completion; make uninstall takes it away
-#   make learn        24 lessons: solutions pass, exercises fail (dev/learn/README.md)
+#   make learn        25 lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean

@@ -1,4 +1,4 @@
-"""The pictures of lessons 17 to 24, for draw.py."""
+"""The pictures of lessons 17 to 25, for draw.py."""
 
 import math
 
@@ -275,4 +275,34 @@ def two_levels():
     return p
 
 
-SECOND = (byte_pairs, cuda_kernel, sampling, tensor_parallel, ring_attention, fp8, offload, two_levels)
+def muon():
+    p = Picture("Muon", 330)
+    p.head("A singular value after 0, 1, 3 and 5 steps")
+    x0, y0, w, h = 40, 50, 330, 230
+    p.axes(x0, y0, w, h, "part of the norm: 0.001 to 1, each third a factor of ten", "")
+
+    def steps(s, count):
+        for _ in range(count):
+            s = 3.4445 * s - 4.7750 * s ** 3 + 2.0315 * s ** 5
+        return s
+
+    for value in (0.68, 1.21):
+        p.line([(x0, y0 + h - h * value / 1.3), (x0 + w, y0 + h - h * value / 1.3)], GREY, 1, dashed=True)
+        p.text(x0 - 4, y0 + h - h * value / 1.3 + 4, value, 10, "end")
+    for count, colour in ((0, GREY), (1, BLUE), (3, GREEN), (5, ORANGE)):
+        points = [(x0 + w * i / 150, y0 + h - h * steps(10 ** (3 * i / 150 - 3), count) / 1.3) for i in range(151)]
+        p.line(points, colour, 2)
+        p.text(x0 + 8 + 84 * (0, 1, 3, 5).index(count), 306 + 14, f"{count} steps", 11, colour=colour)
+    p.head("The check's matrix: 5, 1, 0.3, 0.02", x=420)
+    values = (5, 1, 0.3, 0.02)
+    norm = math.sqrt(sum(v * v for v in values))
+    for row, (name, now) in enumerate((("momentum", [v / norm for v in values]),
+                                       ("Muon's step", [steps(v / norm, 5) for v in values]))):
+        p.text(420, 62 + 128 * row, name, 12, strong=True)
+        for i, v in enumerate(now):
+            p.box(420, 72 + 128 * row + 22 * i, max(1, 200 * v), 17, COLOURS[i], 0.7)
+            p.text(430 + max(1, 200 * v), 85 + 128 * row + 22 * i, f"{v:.3f}", 11, mono=True)
+    return p
+
+
+SECOND = (byte_pairs, cuda_kernel, sampling, tensor_parallel, ring_attention, fp8, offload, two_levels, muon)
