@@ -51,10 +51,50 @@ def main():
             with tempfile.TemporaryDirectory() as out:
                 shard = os.path.join(folder, "data.bin")
                 sequences = 2 // (int(flags[flags.index("--ranks") + 1]) if "--ranks" in flags else 1)
-                command = [program, "--init-from", folder, "--train-data", shard, "--val-data", shard, "--data-order", "sequential",
-                           "--seq-len", "16", "--batch", str(max(sequences, 1)), "--batch-tokens", "32", "--steps", "12", "--lr", "1e-2",
-                           "--lr-schedule", "constant", "--warmup", "0", "--val-every", "0", "--save-every", "0", "--threads", "1",
-                           "--device", "cpu", "--optimizer", "muon", "--muon-dtype", dtype, "--muon-beta2", beta2, "--out", out, "--overwrite", "--quiet", *flags]
+                command = [
+                    program,
+                    "--init-from",
+                    folder,
+                    "--train-data",
+                    shard,
+                    "--val-data",
+                    shard,
+                    "--data-order",
+                    "sequential",
+                    "--seq-len",
+                    "16",
+                    "--batch",
+                    str(max(sequences, 1)),
+                    "--batch-tokens",
+                    "32",
+                    "--steps",
+                    "12",
+                    "--lr",
+                    "1e-2",
+                    "--lr-schedule",
+                    "constant",
+                    "--warmup",
+                    "0",
+                    "--val-every",
+                    "0",
+                    "--save-every",
+                    "0",
+                    "--threads",
+                    "1",
+                    "--device",
+                    "cpu",
+                    "--optimizer",
+                    "muon",
+                    "--muon-dtype",
+                    dtype,
+                    "--muon-beta2",
+                    beta2,
+                    "--out",
+                    out,
+                    "--overwrite",
+                    "--quiet",
+                    *flags,
+                ]
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode:
                     sys.exit(f"{case}: exit code {done.returncode}: {done.stderr[-1000:]}")
@@ -65,7 +105,9 @@ def main():
             allowed = FP32 if dtype == "fp32" else 2 * theirs
             worst = max((distance(w, want[name]) / moved[name] / allowed, name) for name, w in final.items())
             failed += worst[0] > 1
-            print(f"{'FAIL' if worst[0] > 1 else 'ok'}: {case}, {which}: {worst[0]:.3f} of what is allowed, in {worst[1]}")
+            print(
+                f"{'FAIL' if worst[0] > 1 else 'ok'}: {case}, {which}: {worst[0]:.3f} of what is allowed, in {worst[1]}"
+            )
     return failed
 
 
