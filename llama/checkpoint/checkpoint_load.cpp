@@ -327,7 +327,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
         report->notes.emplace_back(has_rows ? "NorMuon's moments of rows are left behind (--muon-beta2 0)"
                                             : "it has no moments of rows: NorMuon's start at zero");
     if (report && starts_momentum)
-        report->notes.push_back("it is AdamW's: the momentum of Muon's matrices starts at zero");
+        report->notes.emplace_back("it is AdamW's: the momentum of Muon's matrices starts at zero");
     if (report && o.ema > 0 && !has_average)
         report->notes.emplace_back("it has no average of the weights: --ema begins with them");
     if (report && o.ema == 0 && has_average)
