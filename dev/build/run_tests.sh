@@ -105,6 +105,7 @@ for section in $sections; do
       run ranks test/program/test_ranks.sh ./train_llama
       run snapshots test/program/test_snapshots.sh ./train_llama
       run recorder test/program/test_recorder.sh ./train_llama
+      run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
@@ -139,6 +140,7 @@ for section in $sections; do
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 0.2 --steps 30
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
+      run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
