@@ -1,6 +1,7 @@
 #include "llama/train/run_status.h"
 
 #include <fcntl.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 
 #include "comm/exit_codes.h"
 #include "comm/host.h"
+#include "comm/tcp_door.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -42,17 +44,21 @@ static int64_t number_in(const Json& record, const char* name) {
     return value && value->is_number_integer() ? std::max<int64_t>(-1, value->get<int64_t>()) : -1;
 }
 
-// Of the last checkpoint that an earlier start has told of; -1 if none has.
-static int64_t saved_before(const std::string& folder) try {
-    return number_in(record_in(folder), "saved_step");
-} catch (const Error& error) {
-    std::fprintf(stderr, "train_llama: %s\n", error.what());
-    return kUnreadable;
+static bool has_state(const Json& record, const char* name) {
+    const Json* state = json_find(record, "state");
+    return state && *state == name;
 }
 
 RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files)
     : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps), files_(files) {
-    if (rank_ == 0 && !folder_.empty()) saved_step_ = saved_before(folder_);
+    if (rank_ != 0 || folder_.empty()) return;
+    try {
+        before_ = record_in(folder_);
+        saved_step_ = number_in(before_, "saved_step");
+    } catch (const Error& error) {
+        std::fprintf(stderr, "train_llama: %s\n", error.what());
+        saved_step_ = kUnreadable;
+    }
 }
 
 void RunStatus::write_running() {
@@ -93,9 +99,7 @@ void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) 
 }
 
 static bool has_finished(const std::string& folder) try {
-    const Json record = folder.empty() ? Json() : record_in(folder);
-    const Json* state = json_find(record, "state");
-    return state && *state == "finished";
+    return !folder.empty() && has_state(record_in(folder), "finished");
 } catch (const Error&) {
     return false;
 }
@@ -108,7 +112,8 @@ void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
     write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
 }
 
-// What rank 0 has saved, and of how many steps, is not known to another rank: it stays as it stands there.
+// What rank 0 has saved, and of how many steps, is not known to another rank: it stays as it stands there. How another
+// rank ended stays, too, while rank 0 does not know of it.
 std::string RunStatus::record(const char* state, int exit_code, const std::string& reason, int rank) const {
     OrderedJson json = {{"state", state},
                         {"step", step_.load()},
@@ -124,20 +129,33 @@ std::string RunStatus::record(const char* state, int exit_code, const std::strin
                         {"updated", utc_now()},
                         {"rollbacks", rollbacks_.load()},
                         {"commit", build_commit()}};
-    if (rank_ != 0) {
-        try {
-            const Json there = record_in(folder_);
+    try {
+        Json there = record_in(folder_);
+        if (rank_ != 0) {
             for (const char* name : {"saved_step", "rollbacks"})
                 if (const int64_t value = number_in(there, name); value >= 0) json[name] = value;
-        } catch (const Error&) {  // rank 0 has not come as far as a record
+        } else if (std::strcmp(state, "running") == 0 && has_state(there, "failed") && there != before_) {
+            for (const char* name : {"saved_step", "rollbacks"}) there[name] = json[name];
+            json = std::move(there);
         }
+    } catch (const Error&) {  // there is none yet, or none that can be read
     }
     return json.dump(1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
+}
+
+// Open while it is this rank's turn: a record is read and replaced by one rank at a time. Where the file system has no
+// such lock, or a rank hangs with it, the turn comes all the same.
+static Fd turn_in(const std::string& folder) {
+    Fd turn(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    for (int ms = 0; turn && flock(turn.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && ms < 1000; ++ms)
+        usleep(1000);
+    return turn;
 }
 
 // Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
 void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
     if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
+    const Fd turn = turn_in(folder_);
     const std::string text = record(state, exit_code, reason, rank);
     const std::string path = path_in(folder_), temporary = format("%s.tmp-%d", path.c_str(), rank_);
     unlink(temporary.c_str());  // of an earlier start; nor is a link followed

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "llama/base/background.h"
+#include "llama/base/json.h"
 
 namespace rz {
 
@@ -22,10 +23,10 @@ constexpr int64_t kUnreadable = -2;  // a saved_step(): there is a record, and i
 class RunStatus {
    public:
     // Nothing is written if folder is empty. Every rank has one. Rank 0 writes the record; another rank that fails
-    // puts into it how it ended, and leaves the rest. On rank 0 saved_step() begins as the record of an earlier start
-    // in this folder has it. Before "running" nothing is written of a start that is refused, nor over the record of a
-    // run that has finished.
-    // "running" is written by `files`, which outlives this, or at once.
+    // puts into it how it ended, and leaves the rest; that stays, also where rank 0 goes on for a moment. On rank 0
+    // saved_step() begins as the record of an earlier start in this folder has it. Before "running" nothing is written
+    // of a start that is refused, nor over the record of a run that has finished. "running" is written by `files`,
+    // which outlives this, or at once.
     RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files = nullptr);
     ~RunStatus() {
         if (files_) files_->finish();
@@ -52,6 +53,7 @@ class RunStatus {
     std::string folder_, started_;
     int rank_, ranks_;
     std::atomic<int64_t> steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
+    Json before_;         // rank 0: an earlier start's record
     double written_ = 0;  // of "running", when it was asked for
     bool begun_ = false, ended_ = false, warned_ = false;
     Background* files_;

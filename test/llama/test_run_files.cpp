@@ -398,6 +398,22 @@ TEST(RunStatus, OtherRanksOnlyReportTheirFailure) {
     EXPECT_EQ(std::string(j["reason"]).substr(0, 20), "line one\nline \"two\" ");
 }
 
+TEST(RunStatus, AnotherRanksEndIsNotCoveredByRankZero) {
+    TempFolder folder;
+    RunStatus(folder.path, 0, 2, 10).saved(2);
+    RunStatus(folder.path, 1, 2, 10).failed(70, "of an earlier start");
+    RunStatus zero(folder.path, 0, 2, 10), one(folder.path, 1, 2, 10);
+    zero.running(3);
+    EXPECT_EQ(status_in(folder.path)["state"], "running");
+    one.failed(70, "no memory");
+    zero.saved(4);  // was under way
+    const Json j = status_in(folder.path);
+    EXPECT_EQ(j["state"], "failed");
+    EXPECT_EQ(j["rank"], 1);
+    EXPECT_EQ(j["reason"], "no memory");
+    EXPECT_EQ(j["saved_step"], 4);
+}
+
 TEST(RunStatus, WithoutAFolderNothingHappensAndAFullDiskIsNoError) {
     RunStatus none("", 0, 1, 10);
     none.running(1);
