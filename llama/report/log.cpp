@@ -158,6 +158,15 @@ void Log::step(const StepReport& r, bool print) {
         number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
         number(1 / r.seconds).c_str(), number(tokens_per_second).c_str(), number(flops).c_str(),
         (long long)r.memory_bytes);
+    const size_t ranks = r.seconds_by_rank.size();
+    const auto by_rank = [&](const char* name, double of_step) {  // a rank's equal share of the step, in its own time
+        for (size_t i = 0; i < ranks; ++i)
+            json += (i ? "," : format(",\"%s\":[", name)) + number(of_step / r.seconds_by_rank[i]) +
+                    (i + 1 == ranks ? "]" : "");
+    };
+    by_rank("steps_per_second_by_rank", 1);
+    by_rank("tokens_per_second_by_rank", double(r.tokens) / double(ranks));
+    by_rank("flops_by_rank", flops * r.seconds / double(ranks));
     if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",

@@ -32,8 +32,9 @@ struct StepReport {
     double seconds;  // of this step
     int64_t tokens;  // in this step, over all ranks
     int64_t tokens_so_far;
-    uint64_t data_hash;    // of all tokens so far, whatever the ranks
-    int64_t memory_bytes;  // this rank's at the peak, on its device
+    uint64_t data_hash;                        // of all tokens so far, whatever the ranks
+    int64_t memory_bytes;                      // this rank's at the peak, on its device
+    std::vector<double> seconds_by_rank = {};  // of this step
     // many ranks: time in collectives, the part of it that compute stood still for, and bytes from this rank
     double comm_seconds = -1, exposed_seconds = 0, overlap = 1;
     int64_t bytes_sent = 0;

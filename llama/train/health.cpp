@@ -156,6 +156,7 @@ Judgement Health::judge(const StepNumbers& n) {
         j.attended.samples += v.attended.samples;
         j.attended.tiles += v.attended.tiles, j.attended.tiles_skipped += v.attended.tiles_skipped;
         slowest = std::max(slowest, v.seconds);
+        j.seconds.push_back(v.seconds);
         if (watch) watch->ask_for_dump(v.dumps);
         own_seconds.push_back(v.own_seconds);
         signs.push_back(v.signs);

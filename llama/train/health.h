@@ -38,6 +38,7 @@ struct StepNumbers {
 struct Judgement {
     double loss = 0, z_loss = 0;      // means over all ranks
     uint64_t data_hash = 0;           // sum over all ranks
+    std::vector<double> seconds;      // of the step, by rank
     Batches::Attended attended = {};  // likewise
     std::string note;                 // for the step's line; "" if all is well
     bool bad = false;                 // a spike, or numbers that are none

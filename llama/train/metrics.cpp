@@ -162,6 +162,7 @@ void Metrics::report(Probe& probe) {
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
+    r.seconds_by_rank = judgement.seconds;
     r.json = judgement.json;
     if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
     if (core_.options.stage.z_loss > 0) r.z_loss = judgement.z_loss;

@@ -14,7 +14,9 @@ import struct
 import sys
 
 MEASURED = set(
-    "seconds time phases steps_per_second tokens_per_second flops memory_bytes memory_by_rank reserved_by_rank comm_seconds exposed_seconds overlap_efficiency "
+    "seconds time phases steps_per_second tokens_per_second flops memory_bytes "
+    "steps_per_second_by_rank tokens_per_second_by_rank flops_by_rank memory_by_rank reserved_by_rank "
+    "comm_seconds exposed_seconds overlap_efficiency "
     "bytes_sent axes pipeline seconds_by_rank slow_rank slow_ratio".split()
 )
 MEASURED_SCALARS = ("speed/", "time/", "memory/", "communication/", "pipeline/", "tokens_per_second", "mfu")

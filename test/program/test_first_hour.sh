@@ -459,5 +459,18 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
 import json
 rows = [json.loads(line) for line in open('$work/three/metrics.jsonl')]
 assert all(len(r['memory_by_rank']) == 3 and min(r['memory_by_rank']) > 0 for r in rows if 'loss' in r), rows"
+  check "its steps, tokens and FLOP a second, and that the process holds more than the ledger" python3 -c "
+import json
+rows = [r for r in map(json.loads, open('$work/three/metrics.jsonl')) if 'loss' in r]
+before = 0
+for r in rows:
+    tokens, before = r['tokens'] - before, r['tokens']
+    for rank in range(3):
+        seconds = 1 / r['steps_per_second_by_rank'][rank]
+        share = r['flops'] * r['seconds'] / 3
+        assert abs(r['tokens_per_second_by_rank'][rank] * seconds * 3 / tokens - 1) < 1e-6, r
+        assert abs(r['flops_by_rank'][rank] * seconds / share - 1) < 1e-6, r
+        assert r['reserved_by_rank'][rank] > r['memory_by_rank'][rank], r
+    assert abs(r['steps_per_second_by_rank'][0] * r['seconds'] - 1) < 1e-6, r"
 fi
 summary
