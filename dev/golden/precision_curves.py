@@ -369,8 +369,8 @@ def draw(path, done, steps):
     for n, recipe in enumerate(every):
         out += panel(n, recipe)
     head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" font-family="sans-serif" font-size="11"><rect width="{w}" height="{h}" fill="#fff"/>',
-            f'<text x="60" y="24" font-size="13">Training loss by step (nats): <tspan fill="{blue}">train_llama</tspan>, <tspan fill="{red}">PyTorch with the same casts</tspan>. '
-            f'Below: <tspan fill="#228833">train_llama - PyTorch, in pairs (thousandths of a nat)</tspan>. Bands: two standard errors.</text>']
+            f'<text x="60" y="16" font-size="13">Training loss by step (nats): <tspan fill="{blue}">train_llama</tspan>, <tspan fill="{red}">PyTorch with the same casts</tspan>.</text>',
+            '<text x="60" y="33" font-size="13">Below: <tspan fill="#228833">train_llama - PyTorch, in pairs (thousandths of a nat)</tspan>. Bands: two standard errors.</text>']
     with open(path, "w", encoding="utf-8") as f:
         f.write("\n".join([*head, *out, "</svg>", ""]))
 

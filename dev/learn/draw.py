@@ -11,7 +11,7 @@ import os
 import sys
 
 from draw_second import SECOND
-from picture import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, Picture
+from picture import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, SLATE, Picture
 
 
 def initialisation():
@@ -239,7 +239,7 @@ def adamw():
         lr = step / 20 if step <= 20 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / 80))
         points.append((x + w * step / 100, y + h - h * lr))
     p.line([(x, y + h), *points], BLUE, 2.5)
-    p.text(x + 70, y + 4, "peak", 12)
+    p.text(x + 60, y - 8, "peak", 12, "middle")
     p.text(x + w + 4, y + h - 12, "floor", 12)
     p.text(20, 262, "decays: matrices (embedding, q, k, v, o, gate, up, down, head)", 12)
     p.text(20, 280, "does not: norm gains, whose natural value is 1", 12)
@@ -371,7 +371,7 @@ def zero():
         p.text(20, y + 24, f"ZeRO-{stage}", 13, strong=True)
         x = 100.0
         for name, size, shared, colour in (("parameters", 2, stage >= 3, BLUE), ("gradients", 2, stage >= 2, ORANGE),
-                                           ("master, m, v", 12, stage >= 1, GREEN)):
+                                           ("master, m, v", 12, stage >= 1, SLATE)):
             mine = size / 4 if shared else size
             p.box(x, y, 24 * mine, 36, colour, 0.7)
             if shared:

@@ -62,8 +62,9 @@ def cuda_kernel():
             if step:
                 p.line([(x0 + 40 * (lane ^ distance) + 17, y0 + 40 * step - 20), (x0 + 40 * lane + 17, y0 + 40 * step)], GREY, 0.8)
         p.text(x0 + 40 * lanes + 4, y0 + 40 * step + 14, f"l ^ {distance}" if step else "8 of 32 lanes", 11)
-    p.text(20, 300, "the number of values each lane has the sum of: after log₂ 32 = 5 exchanges all", 12)
-    p.text(20, 316, "lanes have the warp's, without shared memory and without a barrier", 12)
+    p.text(20, 296, "the number of values each lane has the sum of: after log₂ 32 = 5", 12)
+    p.text(20, 310, "exchanges all lanes have the warp's, without shared memory and", 12)
+    p.text(20, 324, "without a barrier", 12)
     p.head("Between warps", 116, x=470)
     for warp in range(4):
         p.box(480 + 64 * warp, 136, 56, 24, COLOURS[warp], 0.6, f"warp {warp}", 11)
@@ -265,8 +266,8 @@ def two_levels():
                 if node + 1 < nodes:
                     p.arrow(x0 + 70 + 66 * 3 + 23, y + 44, x0 + 93, y + 88, PINK, 4)
                 else:
-                    p.line([(x0 + 291, y + 44), (x0 + 291, y + 62), (x0 + 40, y + 62), (x0 + 40, 77)], PINK, 4)
-                    p.arrow(x0 + 40, 77, x0 + 68, 77, PINK, 4)
+                    p.line([(x0 + 291, y + 44), (x0 + 291, y + 62), (x0 + 52, y + 62), (x0 + 52, 77)], PINK, 4)
+                    p.arrow(x0 + 50, 77, x0 + 68, 77, PINK, 4)
     p.text(20, 300, "2 (N − 1)/N of the data over each pink link", 12, colour=PINK)
     p.text(400, 300, "reduce-scatter in the node, all-reduce down the", 12)
     p.text(400, 318, "columns, all-gather in the node. Each card sends", 12)

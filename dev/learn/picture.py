@@ -2,7 +2,7 @@
 
 import math
 
-BLUE, ORANGE, GREEN, PINK, GREY = "#3b82f6", "#e8710a", "#10a37f", "#c026d3", "#85898f"
+BLUE, ORANGE, GREEN, PINK, GREY, SLATE = "#3b82f6", "#e8710a", "#10a37f", "#c026d3", "#85898f", "#64748b"
 COLOURS = (BLUE, ORANGE, GREEN, PINK)
 
 

@@ -17,8 +17,9 @@ namespace rz {
 namespace {
 
 constexpr size_t kMemKinds = size_t(MemKind::count_);
-constexpr const char* kKindColours[kMemKinds] = {"#4477aa", "#ee6677", "#228833", "#ccbb44",
-                                                 "#66ccee", "#aa3377", "#bbbbbb", "#ee9944"};
+// Parameters, gradients and the optimizer's state as in dev/pictures/flat_buffer.svg.
+constexpr const char* kKindColours[kMemKinds] = {"#3b82f6", "#e8710a", "#64748b", "#b58900",
+                                                 "#10a37f", "#c026d3", "#bbbbbb", "#22b8cf"};
 constexpr double kMapWidth = 1100, kMapHeight = 560, kMapLeft = 80, kMapRight = 20, kMapTop = 80, kMapBottom = 44;
 
 struct MemoryBar {
@@ -111,7 +112,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
         kMapWidth, kMapHeight, kMapWidth, kMapHeight, escape_html(title).c_str());
     out += format("<text x=\"%g\" y=\"24\" font-size=\"16\" font-weight=\"600\">%s</text>\n", kMapLeft,
                   escape_html(title).c_str());
-    out += map_text(kMapWidth - kMapRight, 24, "end", "peak memory " + human_bytes(peak));
+    out += map_text(kMapWidth - kMapRight, 24, "end", "peak memory " + human_bytes(peak) + ", of the whole run");
     for (const double tick : round_ticks(0, seconds, 8))
         if (tick <= seconds)
             out += map_text(x(begin + tick), kMapHeight - kMapBottom + 18, "middle", format("%g s", tick));
