@@ -383,7 +383,7 @@ class Harness {
     Words launched(int ranks, int per_host) const {
         if (ranks == 1) return {};
         if (!o_.link.empty()) {  // a small burst: what passes unshaped makes short messages seem faster than the link
-            Words words = words_of(format("env RANKS_PER_HOST=%d BURST=64kb LATENCY=4000ms", per_host));
+            Words words = words_of(format("env RANKS_PER_HOST=%d BURST=16kb LATENCY=4000ms", per_host));
             words.push_back((fs::path(o_.build).parent_path().parent_path() / "dev/net/netns_hosts.sh").string());
             for (const std::string& w : words_of(format("%d %s -- env OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive",
                                                         ranks / per_host, o_.link.c_str())))
