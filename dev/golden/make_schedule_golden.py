@@ -16,6 +16,9 @@ import sys
 import types
 from unittest import mock
 
+MAKE = {"gpipe": ("GPipe", 1), "1f1b": ("1F1B", 1), "interleaved": ("Interleaved1F1B", 2),
+        "interleaved4": ("Interleaved1F1B", 4), "zb-h1": ("InterleavedZeroBubble", 1), "zb-v": ("ZBVZeroBubble", 2),
+        "dualpipev": ("DualPipeV", 2)}  # class, stages a rank
 GRID = [(2, 4), (3, 6), (4, 8), (4, 16), (8, 16), (8, 32), (2, 8), (3, 12), (5, 10), (6, 12)]
 
 
@@ -60,28 +63,25 @@ def fnv1a(text):
     return value
 
 
+def order(module, name, ranks, micro_batches):
+    """By rank, PyTorch's actions."""
+    kind, v = getattr(module, "Schedule" + MAKE[name][0]), MAKE[name][1]
+    held = stages(ranks, v)
+    return kind(held[0] if issubclass(kind, module.PipelineScheduleSingle) else held, micro_batches).pipeline_order
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pytorch", metavar="DIR", help="torch/distributed/pipelining, if torch is not installed")
     parser.add_argument("--csv", nargs=3, metavar=("NAME", "RANKS", "MICRO_BATCHES"), help="print one schedule instead")
     args = parser.parse_args()
     module = load(args.pytorch)
-    make = {"gpipe": (module.ScheduleGPipe, 1), "1f1b": (module.Schedule1F1B, 1),
-            "interleaved": (module.ScheduleInterleaved1F1B, 2), "interleaved4": (module.ScheduleInterleaved1F1B, 4),
-            "zb-h1": (module.ScheduleInterleavedZeroBubble, 1),
-            "zb-v": (module.ScheduleZBVZeroBubble, 2), "dualpipev": (module.ScheduleDualPipeV, 2)}
-
-    def order(name, ranks, micro_batches):
-        kind, v = make[name]
-        held = stages(ranks, v)
-        return kind(held[0] if issubclass(kind, module.PipelineScheduleSingle) else held, micro_batches).pipeline_order
-
     if args.csv:
-        print(csv(order(args.csv[0], int(args.csv[1]), int(args.csv[2]))), end="")
+        print(csv(order(module, args.csv[0], int(args.csv[1]), int(args.csv[2]))), end="")
         return
-    for name, (_, v) in make.items():
+    for name, (_, v) in MAKE.items():
         for ranks, micro_batches in GRID:
-            made = order(name, ranks, micro_batches)
+            made = order(module, name, ranks, micro_batches)
             text = csv({r: made[r] for r in range(ranks - (name == "1f1b"))})
             print(name.rstrip("4"), ranks, micro_batches, v, f"{fnv1a(text):016x}")
 
