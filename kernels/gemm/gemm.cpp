@@ -96,6 +96,43 @@ void gemm_own_t(const Gemm& g) {
     for (int64_t t = 0; t < tiles_m * tiles_n; ++t) gemm_tile<T, C>(g, t % tiles_m * kTileM, t / tiles_m * kTileN);
 }
 
+// C's one row where B's columns lie as rows, as when a model writes token by token: the time is that of reading B, which
+// is read once, as it lies. A column is a dot product over the lanes, whatever its neighbours are.
+template <class T, class C>
+void gemm_row_t(const Gemm& g) {
+    constexpr int64_t kColumns = 8;
+    const T *a = static_cast<const T*>(g.a), *b = static_cast<const T*>(g.b);
+    C* c = static_cast<C*>(g.c);
+#pragma omp parallel for if (g.N * g.K >= 64 * kSerialBelow)
+    for (int64_t n0 = 0; n0 < g.N; n0 += kColumns) {
+        const int64_t columns = g.N - n0 < kColumns ? g.N - n0 : kColumns;
+        Vec dots[kColumns] = {};
+        if (columns == kColumns)
+            for_vectors(g.K, [&](int64_t k, auto lanes) RZ_LAMBDA {
+                const Vec x = load(a + k, lanes);
+                for (int64_t i = 0; i < kColumns; ++i) dots[i] += x * load(b + (n0 + i) * g.ldb + k, lanes);
+            });
+        else
+            for (int64_t i = 0; i < columns; ++i)
+                for_vectors(g.K, [&](int64_t k, auto lanes) RZ_LAMBDA {
+                    dots[i] += load(a + k, lanes) * load(b + (n0 + i) * g.ldb + k, lanes);
+                });
+        for (int64_t i = 0; i < columns; ++i) {
+            const float y = g.alpha * sum_of(dots[i]);
+            c[n0 + i] = C(g.beta == 0 ? y : y + g.beta * float(c[n0 + i]));
+        }
+    }
+}
+
+void gemm_row(const Gemm& g) {
+    with_dtype(g.dtype, [&]<class T>() {
+        if (g.c_dtype == DType::f32)
+            gemm_row_t<T, float>(g);
+        else
+            gemm_row_t<T, T>(g);
+    });
+}
+
 void gemm_own(const Gemm& g) {
     with_dtype(g.dtype, [&]<class T>() {
         if (g.c_dtype == DType::f32)
@@ -138,6 +175,7 @@ void gemm_reference(const Gemm& a) {
 void gemm_cpu(const Gemm& a) {
     const Gemm g = with_strides(a);
     if (g.M == 0 || g.N == 0) return;
+    if (g.M == 1 && g.trans_b && (!g.trans_a || g.lda == 1)) return RZ_SIMD_CALL(gemm_row, g);
     if (g.K > 0 && gemm_cpu_uses_library() && gemm_dnnl(g)) return;
     RZ_SIMD_CALL(gemm_own, g);
 }

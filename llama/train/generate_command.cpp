@@ -33,6 +33,11 @@ namespace {
 
 constexpr int64_t kPaddedIds = 1024;  // models have so many further ids at most, for products of a round size
 
+// Of the model's own tokenizer; -1 where it has none that can be read.
+int64_t own_ids(const std::string& folder) try { return Tokenizer::load(folder).vocab_size(); } catch (const Error&) {
+    return -1;
+}
+
 // 0: as OpenMP has it. A token of a small model is written before a second thread has come to help; and threads that
 // spin for their turn on cores that others use slow everything down, this program most.
 int64_t writing_threads(const GenerateOptions& o, int64_t weight_bytes) {
@@ -58,10 +63,12 @@ class Writer {
           parameters_(device_, stream_, unit_layouts(table_), o.dtype) {
         check_threads(o.threads);
         const int64_t ids = tokenizer_.vocab_size();
-        require_request(o.tokenizer.empty() || (ids <= config_.vocab && config_.vocab - ids < kPaddedIds),
-                        "--tokenizer %s has %lld token ids, the model a vocabulary of %lld: it is another model's\n"
-                        "  nearest: leave it out, or the tokenizer that the model's data were prepared with",
-                        o.tokenizer.c_str(), (long long)ids, (long long)config_.vocab);
+        const int64_t own = o.tokenizer.empty() ? -1 : own_ids(folder);
+        require_request(
+            o.tokenizer.empty() || (ids <= config_.vocab && (own >= 0 ? ids == own : config_.vocab - ids < kPaddedIds)),
+            "--tokenizer %s has %lld token ids, the model a vocabulary of %lld: it is another model's\n"
+            "  nearest: leave it out, or the tokenizer that the model's data were prepared with",
+            o.tokenizer.c_str(), (long long)ids, (long long)(own >= 0 ? own : config_.vocab));
         const int64_t threads = device_.is_cuda() ? 0 : writing_threads(o, table_.parameters() * size_of(o.dtype));
         if (threads > 0) stream_.enqueue_host([n = int(threads)] { omp_set_num_threads(n); });
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);

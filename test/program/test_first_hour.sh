@@ -406,6 +406,13 @@ cp -r "$work/data" "$work/broken" && echo '{"model": {"type": "WordPiece", "voca
 check "a broken tokenizer is known at the start" exits 0 "generate can't use it" -- --data "$work/broken" "${shape[@]}" "${small[@]}" --steps 1 --out ""
 check "one that is asked for is refused" exits 70 "tokenizer.json" -- --data "$work/broken" --tokenizer "$work/broken/tokenizer.json" "${shape[@]}" "${small[@]}" --steps 1 --out ""
 check "generate with another model's tokenizer" exits 2 "it is another model's" -- generate --from $model --threads 1 --tokenizer test/golden/tokenizer/gpt2.json --prompt a
+python3 - $model/tokenizer.json "$work/fewer.json" << 'PYTHON'
+import json, sys
+tokenizer = json.load(open(sys.argv[1]))
+del tokenizer["added_tokens"][-1]
+json.dump(tokenizer, open(sys.argv[2], "w"))
+PYTHON
+check "generate with a tokenizer of fewer ids" exits 2 "has 256 token ids, the model a vocabulary of 257" -- generate --from $model --threads 1 --tokenizer "$work/fewer.json" --prompt a
 check "a sample's control characters" exits 0 'ab\x1b[31mred' -- --data "$work/data" "${shape[@]}" "${small[@]}" --steps 1 --sample-every 1 --sample-tokens 2 --prompt $'ab\033[31mred' --out ""
 
 # ---- without --out a run has a folder of its own ----
