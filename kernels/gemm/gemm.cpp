@@ -96,8 +96,8 @@ void gemm_own_t(const Gemm& g) {
     for (int64_t t = 0; t < tiles_m * tiles_n; ++t) gemm_tile<T, C>(g, t % tiles_m * kTileM, t / tiles_m * kTileN);
 }
 
-// C's one row where B's columns lie as rows, as when a model writes token by token: the time is that of reading B, which
-// is read once, as it lies. A column is a dot product over the lanes, whatever its neighbours are.
+// C's one row where B's columns lie as rows, as when a model writes token by token: the time is that of reading B, here
+// once and as it lies. A column is a dot product over the lanes, whatever its neighbours are.
 template <class T, class C>
 void gemm_row_t(const Gemm& g) {
     constexpr int64_t kColumns = 8;
