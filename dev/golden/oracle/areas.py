@@ -98,7 +98,7 @@ def draw_config(r, heads_divide=1):
                             ("truncate", [True, False]), ("mscale", [0.7, 1.4]), ("mscale_all_dim", [0.7, 1.0])):
             if r.random() < 0.3:
                 rope[key] = r.choice(values)
-    kind = r.choice(["Llama", "Llama", "Qwen2", "Qwen3", "SmolLM3"])
+    kind = r.choice(["Llama", "Llama", "Qwen2", "Qwen3", "SmolLM3", "Olmo2"])
     more = {} if kind == "Llama" else dict(model=kind)
     if kind == "SmolLM3":
         more["no_rope_layer_interval"] = r.choice([1, 2, 3, 4])
@@ -612,6 +612,6 @@ AREAS = {a.name: a for a in (Models(), Training(), Tokenizers(), Tasks(), Schedu
 FAULTS = {  # by name, the area whose draws should show it
     "no attention factor": "models", "mask off by one": "training", "another epsilon": "models", "other groups of heads": "models", "the last target is lost": "training",
     "divided by tp": "training", "no bias correction": "training", "decay on norms": "training", "norms not in the norm": "training", "special tokens are always read": "tokenizers",
-    "biases are lost": "models", "a norm after the rotation": "models", "all layers rotate": "models",
+    "biases are lost": "models", "a norm after the rotation": "models", "all layers rotate": "models", "norms of the sums": "models",
     "a token is not scored": "tasks", "two tasks change places": "schedules",
 }

@@ -87,6 +87,11 @@ def logits(params, c, ids, first=None):
         y = x.float() if dtype == torch.bfloat16 else x
         return (y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps)).to(dtype) * params[name + ".weight"]
 
+    def norm_heads(x, name):  # each head, or all of them together
+        if name + ".weight" not in params or params[name + ".weight"].numel() == d:
+            return norm(x, name)
+        return norm(x.transpose(1, 2).flatten(2), name).view(batch, length, -1, d).transpose(1, 2)
+
     def linear(x, name):
         y = x @ params[name + ".weight"].T
         return y + params[name + ".bias"] if name + ".bias" in params and FAULT != "biases are lost" else y
@@ -101,23 +106,26 @@ def logits(params, c, ids, first=None):
     x = params["model.embed_tokens.weight"][ids]
     for layer in range(c["num_hidden_layers"]):
         at_layer = f"model.layers.{layer}."
-        h = norm(x, at_layer + "input_layernorm")
+        h, after = norm(x, at_layer + "input_layernorm"), at_layer + "post_attention_layernorm"
+        last = at_layer + "post_feedforward_layernorm"
+        post = last + ".weight" in params  # norms of what the branches add, not of what they read
         q, k, v = (linear(h, f"{at_layer}self_attn.{n}_proj").view(batch, length, -1, d).transpose(1, 2) for n in "qkv")
         names = (at_layer + "self_attn.q_norm", at_layer + "self_attn.k_norm")
         if FAULT == "a norm after the rotation":
-            q, k = (norm(rotate(x, layer), name) for x, name in zip((q, k), names))
+            q, k = (norm_heads(rotate(x, layer), name) for x, name in zip((q, k), names))
         else:
-            q, k = (rotate(norm(x, name), layer) for x, name in zip((q, k), names))
+            q, k = (rotate(norm_heads(x, name), layer) for x, name in zip((q, k), names))
         if FAULT == "other groups of heads":
             k, v = (t.repeat(1, heads // kv, 1, 1) for t in (k, v))
         else:
             k, v = (t.repeat_interleave(heads // kv, 1) for t in (k, v))
         scores = (q @ k.transpose(-1, -2) / math.sqrt(d)).masked_fill(~seen[:, None], -math.inf)
         o = (scores.softmax(-1) @ v).transpose(1, 2).reshape(batch, length, heads * d)
-        x = x + linear(o, at_layer + "self_attn.o_proj")
-        h = norm(x, at_layer + "post_attention_layernorm")
-        x = x + linear(torch.nn.functional.silu(linear(h, at_layer + "mlp.gate_proj")) * linear(h, at_layer + "mlp.up_proj"),
-                       at_layer + "mlp.down_proj")
+        y = linear(o, at_layer + "self_attn.o_proj")
+        x = x + (norm(y, after) if post else y)
+        h = x if post else norm(x, after)
+        y = linear(torch.nn.functional.silu(linear(h, at_layer + "mlp.gate_proj")) * linear(h, at_layer + "mlp.up_proj"), at_layer + "mlp.down_proj")
+        x = norm(x + y, last) if FAULT == "norms of the sums" else x + norm(y, last)
     x = norm(x, "model.norm")
     head = "model.embed_tokens" if c["tie_word_embeddings"] else "lm_head"
     return linear(x, head)
