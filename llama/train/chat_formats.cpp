@@ -151,6 +151,15 @@ Text zephyr(const Known&, const Chat& c, Messages messages) {
     return out + "<|assistant|>\n";
 }
 
+Text olmo2(const Known&, const Chat& c, Messages messages) {
+    std::string out = *c.bos;
+    for (const ChatMessage& m : messages) {
+        out += "<|" + m.role + "|>\n" + m.content + (m.role == "assistant" ? *c.eos : "");
+        if (m.role != "assistant" || &m != &messages.back()) out += "\n";
+    }
+    return out + "<|assistant|>\n";
+}
+
 // The instructions of a model that thinks, in the words of the template.
 Text smollm3_instructions(const std::string& source) {
     constexpr std::string_view kBefore = "{%- elif reasoning_mode == \"/think\" -%}\n    {{- \"", kAfter = "\\n\\n\"";
@@ -203,6 +212,7 @@ constexpr Known kKnown[] = {
     {0x10a253cd3efc05b1, llama3, "%d %b %Y"},                                                // Llama 3.2
     {0xde609e4164de3bfe, llama2},                                                            // Llama 2
     {0xb0edfd4d986c02eb, zephyr},                                                            // TinyLlama, Zephyr
+    {0xffb32126e7e15d34, olmo2},                                                             // OLMo 2
     {0x94f9c07deab1b505, mistral, "", {"[INST] ", " [/INST]", "", " "}},                     // Mistral 7B v0.1
     {0x97646812631cbeff, mistral, "", {"[INST] ", " [/INST]", "", ""}},                      // Mistral 7B v0.2, first
     {0xc018f9722eccb868, mistral, "", {" [INST] ", " [/INST]", " ", "", Goes::with_first}},  // Mistral 7B v0.2
