@@ -564,6 +564,8 @@ class Exports:
         if config.get("model") == "SmolLM3":
             config["no_rope_layer_interval"] = 4  # it knows no other
         config["head_dim"] = max(8, config["head_dim"])
+        if config.get("model") == "Olmo2":  # nor another width of heads, nor a tied head
+            config.update(tie_word_embeddings=False, head_dim=16, hidden_size=16 * config["num_attention_heads"])
         return dict(config=config, seed=r.randrange(10**6), prompt=[r.randrange(3, 440) for _ in range(r.randint(3, 30))])
 
     def compare(self, case, tools):
