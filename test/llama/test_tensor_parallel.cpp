@@ -563,8 +563,15 @@ TEST(TensorParallelFp8, PartsWithScalesOfTheirOwnAreNearTheWhole) {
 // Recomputation, the backward pass in two halves, ZeRO's stages and its gather in fp8: all make the same codes, and
 // send what the formula says.
 TEST(TensorParallelFp8, EveryWayGivesTheSameBits) {
-    for (const Fp8Recipe recipe : {Fp8Recipe::tensor, Fp8Recipe::block, Fp8Recipe::mx}) {
+    for (const auto& [recipe, post_norm] : {std::pair(Fp8Recipe::tensor, false),
+                                            {Fp8Recipe::block, false},
+                                            {Fp8Recipe::mx, false},
+                                            {Fp8Recipe::tensor, true},
+                                            {Fp8Recipe::block, true},
+                                            {Fp8Recipe::mx, true}}) {
+        SCOPED_TRACE(format("%s%s", name_of(recipe), post_norm ? ", norms after the branches" : ""));
         Layout base = fp8_layout(recipe);
+        base.config.post_norm = post_norm;
         base.tp = base.dp = 2, base.steps = 2, base.micro_batches = 2;
         base.zero.accumulate_locally = true;
         base.B = 4;
@@ -573,10 +580,10 @@ TEST(TensorParallelFp8, EveryWayGivesTheSameBits) {
         EXPECT_EQ(want.sent, want.expected);
         const auto same = [&](const Layout& how, const char* what) {
             const Outcome got = train(how);
-            EXPECT_TRUE(got.weights == want.weights) << name_of(recipe) << ", " << what;
-            EXPECT_EQ(got.losses, want.losses) << name_of(recipe) << ", " << what;
-            EXPECT_EQ(got.unequal, 0) << name_of(recipe) << ", " << what;
-            EXPECT_EQ(got.sent, got.expected) << name_of(recipe) << ", " << what;
+            EXPECT_TRUE(got.weights == want.weights) << what;
+            EXPECT_EQ(got.losses, want.losses) << what;
+            EXPECT_EQ(got.unequal, 0) << what;
+            EXPECT_EQ(got.sent, got.expected) << what;
         };
         Layout how = base;
         how.zero.stage = 3;

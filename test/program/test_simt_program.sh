@@ -98,6 +98,14 @@ PY
   rm -r "$work/offload-resumed/checkpoints/step_000000005"
   "$simt" --device cuda $all --out "$work/offload-resumed" --resume auto > "$work/log" 2>&1
   same offload-resumed
+  # Norms after the branches, and of q and k over all heads
+  "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --post-norm on --out "$work/here" --overwrite > "$work/log" 2>&1
+  "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --post-norm on $all --out "$work/offload-post" > "$work/log" 2>&1
+  same offload-post
+  planned offload-post 1 --post-norm on $all
+  "$cpu" $sides $fp8 --post-norm on --device cpu --out "$work/cpupost" > "$work/log" 2>&1
+  "$simt" $sides $fp8 --post-norm on --device cuda --cuda-graphs on --recompute block --out "$work/simtpost" > "$work/log" 2>&1
+  compare "norms after the branches: fp8 in graphs with recomputation" 4e-3 "$work/cpupost" "$work/simtpost"
   refused() { if grep -q -e "$2" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1"; tail -n 5 "$work/log"; fi; }
   "$cpu" $toy --device cpu --offload-optimizer stream --out "$work/refused" > "$work/log" 2>&1
   refused "offload on the CPU" "--offload-optimizer stream: this run is on the CPU"
@@ -118,6 +126,9 @@ PY
     if grep -q "is one graph from" "$work/log" && cmp "$work/simtmx/final/model.safetensors" "$work/simtmxg/final/model.safetensors"; then
       passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: fp8 mx in graphs, to the bit"; tail -n 5 "$work/log"; fi
+    "$cpu" $blocks --fp8 mx --post-norm on --device cpu --out "$work/cpumxpost" > "$work/log" 2>&1
+    SIMT_ARCH=100 "$simt" $blocks --fp8 mx --post-norm on --device cuda --cuda-graphs on --out "$work/simtmxpost" > "$work/log" 2>&1
+    compare "mx, norms after the branches, in graphs" 4e-3 "$work/cpumxpost" "$work/simtmxpost"
     "$cpu" $blocks --fp8 block --device cpu --out "$work/cpublock" > "$work/log" 2>&1
     "$simt" $blocks --fp8 block --device cuda --cuda-graphs on --out "$work/simtblock" > "$work/log" 2>&1
     compare "fp8 block" 4e-3 "$work/cpublock" "$work/simtblock"

@@ -200,11 +200,10 @@ check "refused: ranks" refused 3 "2 does not divide 3" --tp 2
 # Samples: each rank has a part of the vocabulary's logits, and the text is that of one rank.
 sampled=(--steps 2 --val-every 1 --sample-every 1 --sample-tokens 12 --prompt "def " --grad-accum 2)
 drawn() { sed -n '/^--- sample/,/^---$/p' "$work/log"; }
-check "samples on one rank" train sample1 1 "${sampled[@]}"
-text=$(drawn)
-for layout in "2 --tp 2" "4 --tp 4 --tp-overlap on" "4 --tp 2 --pp 2 --zero 3"; do
+for layout in 1 "2 --tp 2" "4 --tp 4 --tp-overlap on" "4 --tp 2 --pp 2 --zero 3" "1 --post-norm on" "4 --tp 4 --post-norm on"; do
   # shellcheck disable=SC2086
   check "samples on $layout" train sampled $layout "${sampled[@]}" --overwrite
+  case $layout in 1*) text=$(drawn) ;; esac
   check "  the same text" test -n "$text" -a "$(drawn)" = "$text"
 done
 
