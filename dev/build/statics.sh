@@ -20,6 +20,7 @@ rz::(anonymous namespace)::element_type(         its types too
 rz::(anonymous namespace)::pretended             run_lock.cpp: how the process locks files; only tests change it
 rz::AtomicFile::AtomicFile(                      names of temporary files differ within a process
 rz::live_streams()::live                         device.cpp: a stream of another rank may read a buffer
+rz::idle_events()::idle                          device.cpp: events of the GPUs, which ranks of a process may share
 rz::current()::level                             simd_level.cpp: the process has one CPU; only tests change it
 rz::kernel<                                      gpu.cuh: constants, in the list of kernels
 rz::program_kernels()::all                       load.cpp: made before main()

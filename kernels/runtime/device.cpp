@@ -10,6 +10,7 @@
 #include <deque>
 #include <exception>
 #include <fstream>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -33,6 +34,20 @@ using Clock = std::chrono::steady_clock;
 
 // ---- events ---------------------------------------------------------------------------------------------------------
 
+#ifdef RZ_CUDA
+// Events of each GPU, without and with timing, that nobody holds: the next record() takes one. Making and destroying
+// one takes the host some microseconds, and every message needs two. Waits that are queued keep what they wait for when
+// an event is recorded anew.
+struct IdleEvents {
+    std::mutex mutex;
+    std::map<std::pair<int, bool>, std::vector<cudaEvent_t>> events;
+};
+static IdleEvents& idle_events() {
+    static IdleEvents* const idle = new IdleEvents;  // outlives every event
+    return *idle;
+}
+#endif
+
 struct Event::Impl {
     // CPU
     std::mutex mutex;
@@ -48,8 +63,22 @@ struct Event::Impl {
     bool is_cuda = false;
 #ifdef RZ_CUDA
     cudaEvent_t cuda = nullptr;
+    std::pair<int, bool> kind;  // its GPU, whether it has a time
+    void take(std::pair<int, bool> kind_) {
+        kind = kind_;
+        std::lock_guard lock(idle_events().mutex);
+        std::vector<cudaEvent_t>& idle = idle_events().events[kind];
+        if (idle.empty()) {
+            CUDA_CHECK(cudaEventCreateWithFlags(&cuda, kind.second ? cudaEventDefault : cudaEventDisableTiming));
+        } else {
+            cuda = idle.back();
+            idle.pop_back();
+        }
+    }
     ~Impl() {
-        if (cuda) cudaEventDestroy(cuda);
+        if (!cuda) return;
+        std::lock_guard lock(idle_events().mutex);
+        idle_events().events[kind].push_back(cuda);
     }
 #endif
 
@@ -293,7 +322,7 @@ Event Stream::record(bool timing) {
 #ifdef RZ_CUDA
     if (cuda_) {
         event.impl_->is_cuda = true;
-        CUDA_CHECK(cudaEventCreateWithFlags(&event.impl_->cuda, timing ? cudaEventDefault : cudaEventDisableTiming));
+        event.impl_->take({device_.index, timing});
         CUDA_CHECK(cudaEventRecord(event.impl_->cuda, cuda_));
         return event;
     }

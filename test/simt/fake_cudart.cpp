@@ -20,6 +20,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -38,10 +39,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 struct Graph;
-struct Event {
-    uint64_t recorded = 0, done = 0;
-    int device = current_device();
+std::atomic<uint64_t> events = 0;
+struct Recording {
+    bool done = false;
     Clock::time_point when;
+};
+struct Event {
+    Event() { ++events; }
+    std::shared_ptr<Recording> last;  // waits that are queued keep theirs
+    int device = current_device();
     Graph* graph = nullptr;  // recorded while capturing: the nodes that it stands for
     std::vector<int> nodes;
 };
@@ -54,10 +60,9 @@ struct Graph {
 };
 struct Operation {
     std::function<cudaError_t()> work;
-    std::function<bool()> poll;  // or this
-    Event* wait = nullptr;       // or this, for its n-th recording
-    uint64_t n = 0;
-    bool host = false;  // may block and is run without the lock
+    std::function<bool()> poll;       // or this
+    std::shared_ptr<Recording> wait;  // or this
+    bool host = false;                // may block and is run without the lock
 };
 struct Stream {
     std::deque<Operation> queue;
@@ -161,7 +166,7 @@ cudaError_t take_error() {
 bool runnable(const Stream& s) {
     if (s.queue.empty() || s.busy) return false;
     const Operation& op = s.queue.front();
-    return !op.wait || op.wait->done >= op.n;
+    return !op.wait || op.wait->done;
 }
 
 // Does one operation of some stream; false if none can make progress.
@@ -297,6 +302,8 @@ bool pageable(const void* p) {
 }  // namespace
 
 namespace simt {
+
+uint64_t events_made() { return events; }
 cudaError_t report(cudaError_t e) {
     if (e != cudaSuccess) pending_error = e;
     return e;
@@ -533,10 +540,10 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
         return cudaSuccess;
     }
     x->graph = nullptr;
-    const uint64_t n = ++x->recorded;
-    return enqueue(s, [x, n] {
-        x->done = n;
-        x->when = Clock::now();
+    x->last = std::make_shared<Recording>();
+    return enqueue(s, [r = x->last] {
+        r->done = true;
+        r->when = Clock::now();
         return cudaSuccess;
     });
 }
@@ -555,7 +562,7 @@ cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigne
     }
     if (to && to->capture) return report(cudaErrorStreamCaptureIsolation);
     Operation op;
-    op.wait = x, op.n = x->recorded;
+    op.wait = x->last;
     if (to && lazy())
         to->queue.push_back(std::move(op));
     else
@@ -564,37 +571,31 @@ cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigne
 }
 cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t e) {
     LOCKED;
-    Event* x = as_event(e);
-    const uint64_t n = x->recorded;
-    if (x->done < n) host_waits(__func__);
-    run_until([x, n] { return x->done >= n; });
+    const std::shared_ptr<Recording> r = as_event(e)->last;
+    if (r && !r->done) host_waits(__func__);
+    run_until([&] { return !r || r->done; });
     return take_error();
 }
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t e) {
     LOCKED;
-    Event* x = as_event(e);
-    if (x->done < x->recorded) step();
+    const std::shared_ptr<Recording> r = as_event(e)->last;
+    if (r && !r->done) step();
     if (fault != cudaSuccess) return fault;
-    if (x->done < x->recorded) return cudaErrorNotReady;
+    if (r && !r->done) return cudaErrorNotReady;
     return take_error();
 }
 cudaError_t CUDARTAPI cudaEventElapsedTime(float* ms, cudaEvent_t start, cudaEvent_t end) {
     LOCKED;
-    const Event *a = as_event(start), *b = as_event(end);
-    if (!a->recorded || !b->recorded) return report(cudaErrorInvalidResourceHandle);
-    if (a->done < a->recorded || b->done < b->recorded) return cudaErrorNotReady;
+    const std::shared_ptr<Recording> a = as_event(start)->last, b = as_event(end)->last;
+    if (!a || !b) return report(cudaErrorInvalidResourceHandle);
+    if (!a->done || !b->done) return cudaErrorNotReady;
     *ms = std::chrono::duration<float, std::milli>(b->when - a->when).count();
     return cudaSuccess;
 }
 // CUDA lets an event be destroyed while it is in a queue.
 cudaError_t CUDARTAPI cudaEventDestroy(cudaEvent_t e) {
     LOCKED;
-    Event* x = as_event(e);
-    bool used = x->done < x->recorded;
-    for (const Stream* s : streams)
-        for (const Operation& op : s->queue) used |= op.wait == x;
-    if (used) return cudaSuccess;  // forgotten rather than freed
-    delete x;
+    delete as_event(e);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaLaunchHostFunc(cudaStream_t s, cudaHostFn_t fn, void* data) {

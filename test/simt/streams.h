@@ -13,6 +13,8 @@ cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
 // Queues work that may have to wait for another process: called again, between other streams' work, until it says true.
 cudaError_t enqueue_polled(cudaStream_t stream, std::function<bool()> poll);
 
+uint64_t events_made();  // by this process so far
+
 // Kernels can be launched only there.
 bool is_of_current_device(cudaStream_t stream);
 

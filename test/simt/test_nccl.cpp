@@ -19,6 +19,7 @@
 #include "kernels/runtime/load.h"
 #include "kernels/runtime/memory.h"
 #include "test/simt/control.h"
+#include "test/simt/streams.h"
 #include "zero/unit_layout.h"
 
 namespace rz {
@@ -134,6 +135,31 @@ TEST(NcclCollectives, EqualSlicesOfAUnitAreOneReduceScatterAndOneAllGather) {
     ASSERT_TRUE(equal.equal && !dear.equal);
     EXPECT_EQ(calls(equal), (std::vector<int>{kRanks, kRanks, 0, 0}));
     EXPECT_EQ(calls(dear), (std::vector<int>{0, 0, kRanks * kRanks, kRanks * kRanks}));
+}
+
+TEST(NcclTransport, MessagesMakeNoEvents) {
+    load_kernels(kGpu);
+    const std::string id = nccl_unique_id();
+    const auto run = [&](int rank) {
+        const auto transport = make_nccl_transport(id, rank, {0, 1}, "data", kGpu, nullptr);
+        Stream stream(kGpu, "test");
+        Buffer memory(kGpu, 8, MemKind::comm, "test");
+        uint64_t warm = 0;
+        for (int i = 0; i < 60; ++i) {
+            MessageGroup both;
+            both.send(memory.bytes_at(0), 4, 1 - rank);
+            both.recv(memory.bytes_at(4), 4, 1 - rank);
+            transport->exchange(stream, both);
+            const Event timed = stream.record(/*timing=*/true);
+            timed.synchronize();
+            if (i == 20) warm = simt::events_made();
+        }
+        const uint64_t made = simt::events_made() - warm;
+        EXPECT_LE(made, 20u) << "rank " << rank << " of 240 for 40 messages of two ranks";
+    };
+    std::thread other([&] { run(1); });
+    run(0);
+    other.join();
 }
 
 // Several threads use a communicator as they like, and the watchdog looks at it: NcclComm lets in one at a time. The

@@ -73,6 +73,20 @@ TEST(SimtStreams, WaitMeansTheRecordingBeforeIt) {
               0);
 }
 
+TEST(SimtStreams, AnEventThatIsRecordedElsewhereKeepsItsWaits) {
+    EXPECT_EQ(wrong(20,
+                    [](Streams& s, float* x) {
+                        Streams other;
+                        add_one(x, 64, s.a);
+                        cudaEventRecord(s.event, s.a);
+                        cudaStreamWaitEvent(s.b, s.event, 0);
+                        cudaEventRecord(s.event, other.a);  // done at once
+                        scale(x, 10, 64, s.b);
+                        cudaDeviceSynchronize();
+                    }),
+              0);
+}
+
 TEST(SimtStreams, HostFunctionsRunInOrderAndEventsCanBePolled) {
     Streams s;
     DeviceArray<float> x(std::vector<float>(64, 1));
