@@ -108,6 +108,8 @@ TEST(NewtonSchulz, Bf16IsNear) {
         EXPECT_LT(error_of(rows, cols, DType::bf16, jordan_steps(5), 1), 0.15) << rows << " x " << cols;
 }
 
+// In exact arithmetic the polynomial makes 0.6798248 of 0.0015, the least, and at most 1.2023687, of 0.0041114: the
+// lower end of "ends in [0.68, 1.21]" is rounded.
 TEST(NewtonSchulz, EndsNearOne) {
     for (double x = 0.0015; x <= 1; x *= 1.001) {
         EXPECT_GT(polynomial(jordan_steps(5), x), 0.6798) << x;

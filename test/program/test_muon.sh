@@ -63,6 +63,16 @@ from_its_own() { cp -r "$work/one" "$work/own" && rm -r "$work/own/checkpoints/s
 check "resumed on one rank" from_its_own
 check "... with the bits of the undisturbed run" same own one
 
+# Killed between two checkpoints; two ranks of another stage end as if nothing had been.
+killed() { ! FAULT=step:1:5:kill train "$@" --no-background-save && [ -e "$work/$1/checkpoints/step_000000003" ]; }
+goes_on() { cp -r "$work/$1" "$work/$2" && train "$2" 2 --resume auto "${@:3}"; }
+check "killed after step 4" killed dead 2 "${muon[@]}" --batch 2 --zero 1
+check "... goes on with ZeRO-3" goes_on dead dead3 --zero 3
+check "... to the bits of the undisturbed run" same dead3 two
+check "NorMuon killed after step 4" killed rows_dead 2 "${rows[@]}" --batch 2 --zero 3
+check "... goes on with ZeRO-0" goes_on rows_dead rows_dead0 --zero 0
+check "... to the bits of the undisturbed run" same rows_dead0 rows
+
 check "AdamW" train adamw 1 --steps 3 --save-every 3 --batch 2
 switches() { train adamw 1 --resume auto --optimizer muon --steps 6; }
 check "AdamW's checkpoint goes on with Muon" switches
