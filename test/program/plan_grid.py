@@ -5,6 +5,7 @@ occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; 
   test/program/plan_grid.py PROGRAM                                   the CPU, all pairs at 1 to 4 ranks
   test/program/plan_grid.py PROGRAM --most-ranks 8                    at 1 to 8 ranks, and with more flags
   test/program/plan_grid.py PROGRAM --fp8 --most-ranks 8              products and gathers in fp8, another model
+  test/program/plan_grid.py PROGRAM --muon                            Muon and NorMuon, with fewer of the other flags
   test/program/plan_grid.py PROGRAM --cuda ./train_llama_simt         CUDA's choices, on the emulator
   ... --rows 8 --table FILE                                           the first rows only; the table as Markdown
 """
@@ -83,6 +84,15 @@ FP8_SETTINGS = {
     "no-background-save": [""],
     "tp-overlap": [""],
 }
+# What --muon has beside its own; of the others the first value.
+MUON_SETTINGS = {
+    **{name: values[:1] for name, values in SETTINGS.items()},
+    **{name: SETTINGS[name] for name in ("ranks", "zero", "dtype", "tp", "pp", "save-every", "head")},
+    "optimizer": ["muon"],
+    "muon-beta2": ["", "0.9"],
+    "muon-blocks": ["", "tp"],
+    "muon-dtype": ["", "fp32"],
+}
 MODEL = "--dim 32 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --vocab 9200 --seq-len 24"
 FP8_MODEL = "--dim 64 --heads 4 --kv-heads 4 --ffn 96 --head-dim 16 --vocab 512 --seq-len 32"
 SWITCHES = {"no-overlap", "accumulate-locally", "no-background-save"}
@@ -117,6 +127,8 @@ def sensible(row):
     if row.get("fp8-gather") and zero != 3:
         return False
     if row["check-wire"] and row["collectives"] in ("library", "symmetric"):
+        return False
+    if row.get("muon-blocks") and (tp == 1 or row["muon-beta2"]):
         return False
     if row["bucket-mib"] and pp > 1:
         return False
@@ -260,6 +272,7 @@ def main():
     parser.add_argument("--capability", default="9.0", help="compute capability of that device")
     parser.add_argument("--most-ranks", type=int, choices=[4, 8], default=4, help="8: with MORE_SETTINGS too")
     parser.add_argument("--fp8", action="store_true", help="with FP8_SETTINGS")
+    parser.add_argument("--muon", action="store_true", help="with MUON_SETTINGS")
     parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
     parser.add_argument("--table", default="", help="file for the table")
     parser.add_argument("--seed", type=int, default=1)
@@ -269,6 +282,8 @@ def main():
     settings = SETTINGS if options.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
     if options.fp8:
         settings = {**settings, **FP8_SETTINGS, "ranks": [n for n in settings["ranks"] if n in "1248"]}
+    if options.muon:
+        settings = MUON_SETTINGS
     rows = covering_rows(options.seed, bool(options.cuda), settings)
     total = len(rows)
     if options.rows:

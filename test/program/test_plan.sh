@@ -180,6 +180,8 @@ fi
 grid() { test/program/plan_grid.py "$program" --rows "${1:-0}" > "$work/log" 2>&1; }
 if [ -n "$simt" ]; then
   check "every pair of settings: plan = ledger to the byte" grid
+  muon() { test/program/plan_grid.py "$program" --muon > "$work/log" 2>&1; }
+  check "Muon and NorMuon: plan = ledger to the byte" muon
   cuda() { test/program/plan_grid.py "$program" --cuda "$simt" > "$work/log" 2>&1; }
   check "every pair of settings on the emulated GPU: plan = ledger to the byte" cuda
 else
