@@ -3,7 +3,7 @@
 
     python3 dev/run/optimizers.py ./train_llama --work /tmp/optimizers --report dev/results/optimizers.md
 
-Five learning rates with one seed each, then --seeds seeds at the best rate of each and its neighbours. A run adds a
+Seven learning rates with one seed each, then --seeds seeds at the best rate of each and its neighbours. A run adds a
 line to the .jsonl beside REPORT, and what has a line there is not run again; no run starts after --minutes of CPU time.
 The report has the losses, and after how many steps and CPU seconds Muon has the last loss of AdamW at its best rate.
 Muon is better where the means differ by 0.004 nats over the root of the number of seeds (modded-nanogpt's rule) and by
@@ -26,7 +26,7 @@ RUN = (
     "--preset bytes --dim 64 --layers 2 --heads 4 --kv-heads 2 --ffn 128 --seq-len 64 --batch 8 --batch-tokens 512 "
     "--steps 200 --val-every 25 --val-tokens 16384 --save-every 0 --on-spike warn --threads 1 --device cpu --quiet"
 )
-RATES = ["0.002", "0.005", "0.01", "0.02", "0.05"]
+RATES = ["0.0005", "0.001", "0.002", "0.005", "0.01", "0.02", "0.05"]
 WAYS = {"AdamW": [], "Muon": ["--optimizer", "muon"]}
 COLORS = {"AdamW": "#b8323a", "Muon": "#1b6ca8"}
 RULE, WELCH = 0.004, 3
@@ -163,7 +163,7 @@ def report(o):
         f"By `dev/run/optimizers.py`, {datetime.date.today()}, {cpu}, one thread a run, commit {commits}: "
         f"{len(rows)} runs, {spent:.1f} core-minutes. Data: `prepare.py {' '.join(DATA)}`. A run: `train_llama {RUN}` "
         "with `--lr` and `--seed`; Muon has `--optimizer muon` beside them, and nothing else is tuned. "
-        "One small model and 200 steps: no more is shown than that, and with two or three seeds the tests are weak.",
+        "One small model and 200 steps: no more is shown than that.",
         "",
         "Validation loss after the last step, nats per byte: mean of the seeds (how many).",
         "",
