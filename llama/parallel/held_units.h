@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -30,7 +31,13 @@ class HeldUnits : public ParameterSource, public GradientSink {
           peer_(peer) {
         int64_t most = 0;
         for (const int u : shared_) most = std::max(most, shared_bytes(u));
-        if (most > 0) arrived_ = Buffer(zero_.streams.device, most, MemKind::comm, "gradients of a shared unit");
+        if (most == 0) return;
+        arrived_ = Buffer(zero_.streams.device, most, MemKind::comm, "gradients of a shared unit");
+        const Transport& pp = zero_.streams.mesh.pp().transport();
+        first_ = pp.world_rank(std::min(pp.rank(), peer_));
+        const int second = pp.world_rank(std::max(pp.rank(), peer_));
+        pair_ = format("%s %d&%d", pp.group().c_str(), first_, second);
+        if (pp.watch()) pp.watch()->join(pair_.c_str(), {first_, second});
     }
 
     void gather(int unit) override { zero_.params.gather(local(unit)); }
@@ -75,7 +82,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
         comm.wait(compute.record());
         MessageGroup group;
         work_scope.micro_batch = -1;  // the holders come here with different ones
-        group.seq = pp.watch() ? pp.watch()->queue("shared gradients", pp.group().c_str(), pp.world_rank(0), bytes) : 0;
+        group.seq = pp.watch() ? pp.watch()->queue("shared gradients", pair_.c_str(), first_, bytes) : 0;
         group.is_last = group.seq != 0;
         group.send(own, bytes, peer_);
         group.recv(arrived_.data(), bytes, peer_);
@@ -97,6 +104,8 @@ class HeldUnits : public ParameterSource, public GradientSink {
     std::vector<std::vector<Replicated>> replicated_;
     std::vector<int> shared_;
     int peer_;
+    std::string pair_;  // as the records of operations know it: it is numbered apart from the other stages
+    int first_ = -1;    // its lower rank of the world
     Buffer arrived_;
 };
 

@@ -69,19 +69,13 @@ def flight_of(program, layout, folder):
     for rank, dump in enumerate(dumps):
         entries = sorted(dump["entries"], key=lambda e: e["op_id"])
         members = {name: group["ranks"] for name, group in dump["pg_config"].items()}
-        issued[rank] = [((name := e["process_group"][0]) + members[name], number_of(e)) for e in entries]
+        issued[rank] = [((name := e["process_group"][0]) + members[name], e["collective_seq_id"]) for e in entries]
         steps = {e["record_id"] for e in entries}
         if len(steps) < 3:
             raise RuntimeError(f"rank {rank} has records of steps {sorted(steps)}")
     if len(issued) != RANKS:
         raise RuntimeError(f"records of {len(issued)} ranks")
     return issued
-
-
-def number_of(entry):
-    """In its group. Shared gradients go between two ranks of a group of more: of a step there is one for each unit."""
-    what, _, unit = entry["frames"][0]["name"].split(" (")[0].partition(" of group ")
-    return (entry["record_id"], unit) if what.startswith("shared gradients") else entry["collective_seq_id"]
 
 
 def wait_for(log, job, text):
