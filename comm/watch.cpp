@@ -50,6 +50,7 @@ struct Watch::Courier {
     std::mutex mutex;
     std::map<int, Flight> brought;  // of ranks that can't be seen from here
     std::string outgoing;           // for the shared failure.txt
+    bool delivered = true;          // all of it
 
     static void run(const std::shared_ptr<Courier>& c) {
         bool failed = false;
@@ -64,7 +65,19 @@ struct Watch::Courier {
                 text.swap(c->outgoing);
             }
             if (!text.empty()) append(there, text);
+            {
+                const std::lock_guard lock(c->mutex);
+                c->delivered = c->outgoing.empty();
+            }
             std::this_thread::sleep_for(std::chrono::milliseconds(failed ? 100 : 500));
+        }
+    }
+    // For a while: it may hang in a file system.
+    void wait_for_delivery() {
+        for (int i = 0; i < 100; ++i) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(30));
+            const std::lock_guard lock(mutex);
+            if (delivered) return;
         }
     }
     // The pages of this host, those of ranks too that are stopped or dead.
@@ -388,6 +401,7 @@ void Watch::append_report(const std::string& text) const {
     if (courier_) {
         const std::lock_guard lock(courier_->mutex);
         courier_->outgoing += text;
+        courier_->delivered = false;
     }
     std::fputs(text.c_str(), stderr);
     std::fflush(stderr);
@@ -413,7 +427,7 @@ void Watch::expired(const std::string& waiting_for) {
     if (first) {
         append_report(job_report());
         dump_all();
-        if (courier_) std::this_thread::sleep_for(std::chrono::milliseconds(300));  // it takes the table along
+        if (courier_) courier_->wait_for_delivery();  // it takes the table along
         std::fprintf(stderr, "(these reports stand in %s, records for torchfrtrace in %s)\n", failure_path().c_str(),
                      dump_folder().c_str());
     }

@@ -307,7 +307,7 @@ TEST(Watch, RecordsOfAnotherHostAreBrought) {
     {
         Watch::Options options;
         options.size = 2;
-        options.grace_s = 0.5;
+        options.grace_s = 1;
         options.directory = top / "a";
         options.on_failure = [](const std::string&) {};
         Watch first(options);
