@@ -124,7 +124,7 @@ const char* name_of_split(const Tokenizer::Parts& parts, PreTokenizer split) {
         case PreTokenizer::kGpt2:
             return "gpt-2";
         case PreTokenizer::kLlama3:
-            return "llama-bpe";
+            return parts.whole_words ? "llama-bpe" : "dbrx";  // cut alike; OLMo 2's is the second
         case PreTokenizer::kQwen2:
             return "qwen2";
         case PreTokenizer::kSmolLm2:

@@ -147,6 +147,7 @@ Tokenizer::Parts Tokenizer::parts() const {
         p.merges.push_back(p.names[size_t(pair.left)] + " " + p.names[size_t(pair.right)]);
     for (auto pair = pairs.rbegin(); pair != pairs.rend(); ++pair)  // the lowest rank stays
         p.scores[size_t(pair->merged)] = -1 - float(pair->rank);
+    p.whole_words = ignore_merges_;
     p.begins = bos_ >= 0 && before_ == std::vector{bos_};
     p.ends = eos_ >= 0 && after_ == std::vector{eos_};
     return p;

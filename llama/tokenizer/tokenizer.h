@@ -72,6 +72,7 @@ class Tokenizer {
         std::vector<int32_t> kinds;       // by id
         std::vector<float> scores;        // by id: the sooner a token is merged, the higher
         std::vector<std::string> merges;  // "left right", the first first
+        bool whole_words;                 // whether a word that is a token is not merged
         bool begins, ends;                // whether a prompt gets bos before it and eos after it
     };
     Parts parts() const;

@@ -172,7 +172,8 @@ def check_tokenizer(reader, folder, config):
     else:
         assert (value(reader, "tokenizer.ggml.merges") if merges else []) == merges
         split = json.dumps(tokenizer["pre_tokenizer"])
-        want = "smollm" if "Digits" in split else "llama-bpe" if "{1,3}" in split else "gpt-2"
+        llama3 = "llama-bpe" if model.get("ignore_merges") else "dbrx"
+        want = "smollm" if "Digits" in split else llama3 if "{1,3}" in split else "gpt-2"
         assert value(reader, "tokenizer.ggml.pre") == want
     eos = config["eos_token_id"]
     assert value(reader, "tokenizer.ggml.eos_token_id") == (eos[0] if isinstance(eos, list) else eos)
