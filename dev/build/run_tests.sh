@@ -142,6 +142,7 @@ for section in $sections; do
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.sh ./train_llama
+      run muon test/program/test_muon.sh ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
       run context test/program/test_context.sh ./train_llama
       run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
