@@ -78,7 +78,11 @@ struct Event::Impl {
     ~Impl() {
         if (!cuda) return;
         std::lock_guard lock(idle_events().mutex);
-        idle_events().events[kind].push_back(cuda);
+        try {
+            idle_events().events[kind].push_back(cuda);
+        } catch (const std::bad_alloc&) {
+            cudaEventDestroy(cuda);
+        }
     }
 #endif
 
