@@ -121,7 +121,7 @@ std::string json_string(const Json& value, const char* key, const std::string& w
 }
 
 bool valid_utf8(std::string_view text) {
-    const auto byte = [&](size_t i) { return i < text.size() ? uint8_t(text[i]) : 0; };
+    const auto byte = [&](size_t i) -> uint8_t { return i < text.size() ? uint8_t(text[i]) : 0; };
     for (size_t i = 0; i < text.size();) {
         const uint8_t lead = byte(i);
         const size_t more = lead < 0x80 ? 0 : lead < 0xc2 ? 4 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : lead < 0xf5 ? 3 : 4;
