@@ -10,6 +10,7 @@
 #   make test-faults-all  the program under a failure of each of its calls, one at a time (an hour)
 #   make test-gpu     the kernel tests on the GPU
 #   make install      into PREFIX=/usr/local, with recipes, man page, shell completion; make uninstall takes it away
+#   make dist         an archive that runs without compilers, into build/dist (dev/build/dist.sh)
 #   make learn        25 lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
 #   make lint         static checks that take seconds (dev/build/lint.sh)
@@ -80,13 +81,14 @@ VERSION := $(patsubst v%,%,$(shell git describe --tags --match 'v[0-9]*' 2>/dev/
 DEFS := $(if $(HAVE_DNNL),-DRZ_HAVE_DNNL $(DNNL_CFLAGS)) $(if $(HAVE_MPI),-DRZ_HAVE_MPI $(MPI_CFLAGS)) $(if $(HAVE_CRYPTO),-DRZ_HAVE_CRYPTO)
 LIBS := $(if $(HAVE_DNNL),$(DNNL_LIBS)) $(if $(HAVE_MPI),$(MPI_LIBS)) $(if $(HAVE_CRYPTO),-lcrypto) -pthread
 CUDA_DEFS := -DRZ_CUDA $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS)) -I$(CUDA_HOME)/include
-CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcublasLt -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
+# Not -lcublasLt, not -lnccl: kernels/gemm/lt_library.cpp and comm/nccl_library.cpp open them.
+CUDA_LIBS := -L$(CUDA_LIB) -Wl,-rpath,$(CUDA_LIB) -lcudart $(if $(HAVE_NCCL),$(NCCL_LIBS))
 OPENMP := -fopenmp
 
 # The PTX of 80 and 90a is kept beside the code, for test/ptx, and that of the last, which newer GPUs translate.
 # build/arches/ has one file, named after what the kernels are compiled for: other architectures compile them anew, fewer by default don't.
 WANTED_ARCHES := $(if $(filter all,$(SM)),$(CUDA_KNOWS),$(if $(filter-out auto,$(SM)),$(SM),$(or $(CUDA_HERE),$(if $(filter \
-                 all install,$(or $(MAKECMDGOALS),all)),$(CUDA_KNOWS),80 90a))))
+                 all install dist,$(or $(MAKECMDGOALS),all)),$(CUDA_KNOWS),80 90a))))
 BUILT_ARCHES  := $(if $(filter auto,$(SM)),$(subst -, ,$(notdir $(wildcard $(BUILD)/arches/*))))
 ARCHES  := $(if $(filter-out $(BUILT_ARCHES),$(WANTED_ARCHES)),$(WANTED_ARCHES),$(or $(BUILT_ARCHES),$(WANTED_ARCHES)))
 ARCHES_STAMP := $(BUILD)/arches/$(subst $(empty) ,-,$(strip $(ARCHES)))
@@ -106,8 +108,9 @@ Q := $(if $(V),,@)
 
 # ---- the library and the program -------------------------------------------------------------------------------------
 
-CPP_SOURCES := $(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
-CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu))
+# comm/mpi_library.cpp stands for MPI in the program of make dist alone.
+CPP_SOURCES := $(filter-out comm/mpi_library.cpp,$(sort $(foreach room,kernels comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp))))
+CU_SOURCES  := $(sort $(wildcard kernels/*.cu kernels/*/*.cu comm/*.cu))
 
 FLAVOUR := $(if $(HAVE_CUDA),cuda,cpu)$(if $(HAVE_MPI),,-nompi)
 OBJ := $(BUILD)/$(FLAVOUR)
@@ -159,6 +162,9 @@ $(OBJ)/%.cu.o: %.cu Makefile $(ARCHES_STAMP)
 	$(say)
 	$(Q)$(NVCC) $(NVCCFLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
 
+# Its kernel calls NCCL's device API.
+$(OBJ)/comm/%.cu.o: private NVCCFLAGS += $(if $(HAVE_NCCL),-DRZ_HAVE_NCCL $(NCCL_CFLAGS:-I%=-isystem %))
+
 # The oneDNN that was found last
 $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
@@ -209,13 +215,15 @@ endif
 TSAN := $(BUILD)/tsan
 TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_symmetric.cpp comm/test_wire_check.cpp \
   llama/test_pipeline_executor.cpp llama/test_pipeline_layouts.cpp zero/test_zero.cpp)
-# The rooms that these tests reach; the linker says if another is needed.
-TSAN_ROOMS := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/%),$(CPP_SOURCES))
+# What these tests reach; the linker says if more is needed.
+TSAN_SOURCES := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/% plan/% \
+  $(addsuffix .cpp,$(addprefix base/,background builtin machine output shell toml) $(addprefix model/,generate presets recipe))) \
+  $(addprefix comm/,crash.cpp layout_text.cpp links.cpp ranks.cpp restart.cpp),$(CPP_SOURCES))
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/libringzero.a: $(TSAN_ROOMS:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
+$(TSAN)/libringzero.a: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
 	$(say)
@@ -327,6 +335,17 @@ install: train_llama
 	@dev/build/install.sh ./train_llama "$(DESTDIR)$(PREFIX)"
 uninstall:
 	@dev/build/install.sh --remove "$(DESTDIR)$(PREFIX)"
+
+# A program to carry elsewhere: libstdc++, libcrypto and the CUDA runtime are in it, OpenMP and oneDNN lie in lib beside it; MPI,
+# cuBLASLt and NCCL are opened where they are needed. Nothing in it is exported, so oneDNN keeps the system's libstdc++.
+DIST_LIBS := $(patsubst -lcudart,-lcudart_static -lrt,$(patsubst -lcrypto,-l:libcrypto.a,$(filter-out $(MPI_LIBS) -Wl%,$(FLAVOUR_LIBS)))) -ldl
+$(OBJ)/dist/train_llama: $(OBJ)/train_llama.o $(if $(HAVE_MPI),$(OBJ)/comm/mpi_library.o) $(LIB)
+	@mkdir -p $(@D)
+	$(say)
+	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(DIST_LIBS) -static-libstdc++ -static-libgcc -Wl,--exclude-libs,ALL -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib'
+.PHONY: dist
+dist: $(OBJ)/dist/train_llama
+	@dev/build/dist.sh $< $(BUILD)/dist ringzero-$(VERSION)-$(if $(HAVE_CUDA),cuda,cpu)-$(shell uname -m)
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 

@@ -108,14 +108,15 @@ static int train_command(TrainOptions options, Process& process) {
         for (const std::string& line :
              choose_recipe(options, model_config(options, find_data(options).vocab), process.size()))
             if (process.is_root()) std::printf("%s\n", line.c_str());
+    MeteredMesh mesh;
     if (options.batch == 0)
-        if (const std::string line = choose_batch(options, process); process.is_root())
+        if (const std::string line = choose_batch(options, process, mesh); process.is_root())
             std::printf("%s\n", line.c_str());
     health.set_guards(options);
     for (const int64_t batch_tokens = options.batch_tokens;;) {
         options.batch_tokens = batch_tokens;
         enter_ramp_stage(options, from ? from->manifest.tokens : 0);
-        Trainer trainer(options, process, health, from);
+        Trainer trainer(options, process, health, from, std::move(mesh));
         RunEnd end = train_or_end_job(trainer);
         if (!end.rollback) return end.exit_code;
         // Rolled back, or a larger batch: as if the program had been started again there.

@@ -16,7 +16,7 @@
 //   hier     on several nodes every element is the sum of the nodes' sums, in ascending order of the nodes. Each of
 //            those is made of its ranks' values, rounded to `wire`, in ascending order, and rounded to `wire`. Both are
 //            in fp32, the last times `scale` and rounded once. The bits depend on the number of nodes, on no slice,
-//            step or transport. On one node direct's, or the ring's between kRingFrom and kRingUpTo (thresholds.h);
+//            step or transport. On one node direct's, or the ring's where rings_on_one_node() (thresholds.h);
 //            with one rank on each node direct's.
 //   symmetric  direct's bits exactly, without messages: ranks load from each other's memory (symmetric.cpp).
 //   hier-symmetric  hier's order and its bits of two levels, of any size: symmetric inside each node, direct across.
@@ -83,7 +83,8 @@ struct CollectiveOptions {
     const char* axis = "";            // that the meter counts under
     int nodes = 1;                    // of hier: the group's rank is local * nodes + node (Grid puts them so)
     int64_t step_bytes = 0;           // of hier, in one step to one rank of the node; 0: thresholds.h's
-    // Of hier-symmetric, with several nodes: this rank's node and its column, which outlive the object.
+    // Of two levels, with several nodes: this rank's node and its column, which outlive the object. Of hier none where
+    // both are reached over the group's own transport.
     Transport *row = nullptr, *column = nullptr;
 };
 
@@ -113,12 +114,17 @@ class Collectives {
     // Work enqueued after it on any rank's stream starts after the work enqueued before it on every rank's.
     // Dissemination (Hensgen, Finkel and Manber 1988): ceil(log2 N) rounds.
     void barrier(Stream& stream);
-    // Memory for buffers that calls of this object move, where they gain by it (symmetric); else nullptr, and any
-    // memory will do. All ranks call it together, with nothing of this group under way. It goes with this object.
+    // Memory for buffers that calls of this object move, where they gain by it (symmetric; NCCL's own, with which it is
+    // registered); else nullptr, and any memory will do. All ranks call it together, with nothing of this group under
+    // way. It goes with this object.
     virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
+    // Whether a reduce-scatter rounds the values of all ranks to `wire` before it adds any. Values that have that type
+    // already then give the same bits.
+    virtual bool rounds_first() const { return size() > 1; }
     // Whose part of that memory is this rank's.
     virtual int shared_rank() const { return rank(); }
-    // What memory GPUs exchange through without messages, for people, and why it is that of the host (symmetric).
+    // For people: what memory GPUs exchange through without messages, and why it is that of the host (symmetric); whose
+    // order of sums it is (library).
     virtual std::string through() const { return ""; }
 
    protected:
@@ -187,10 +193,14 @@ constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier || a == A
 
 // By axis of the mesh, as --collectives has it: "hier", "tp=ring", "tp=direct,data=hier". An algorithm alone is data's.
 struct AxisAlgorithms {
-    std::optional<Algorithm> data = {};  // of data, shard and replicate; none: ring on one node, hier on several
+    std::optional<Algorithm> data = {};  // of data, shard and replicate; none: data_on
     Algorithm tp = Algorithm::direct;
     bool operator==(const AxisAlgorithms&) const = default;
-    Algorithm data_on(int nodes) const { return data.value_or(nodes > 1 ? Algorithm::hier : Algorithm::ring); }
+    // Where none was asked for: hier between GPUs, which on one node chooses by bytes, and between ranks of several
+    // nodes; else the ring, and where nodes hold unequally many (0).
+    Algorithm data_on(int nodes, bool gpus) const {
+        return data.value_or(nodes > 1 || (gpus && nodes == 1) ? Algorithm::hier : Algorithm::ring);
+    }
 };
 std::string text_of(const AxisAlgorithms&);
 // What is wrong with such a text, and the nearest that is right; "": nothing.

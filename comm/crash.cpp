@@ -30,7 +30,7 @@ static void end_in_words() {
 }
 
 // A constructor's exception does not reach main(), and CUDA's runtime, which registers kernels in one,
-// does not look at what malloc gave. From the first constructor to main() a crash ends with words. From then on what
+// does not look at what malloc gave. From the loader to main() a crash ends with words. From then on what
 // calls abort() does: the C library (a thread's destructors) and JSON (an object without its map) without memory.
 static struct sigaction segv_action;
 template <size_t N>
@@ -49,10 +49,12 @@ static void on_signal(int signal, void (*handler)(int), struct sigaction* before
     action.sa_handler = handler;
     sigaction(signal, &action, before);
 }
-__attribute__((constructor(101))) static void before_main() {
+static void before_main() {
     on_signal(SIGSEGV, crashed_before_main, &segv_action);
     on_signal(SIGABRT, crashed_before_main, nullptr);
 }
+// The loader calls it before the constructors of libraries, too, where UCX's asks for memory.
+__attribute__((section(".preinit_array"), used)) static void (*const before_all)() = before_main;
 
 // A file that is opened under the number of a closed standard output would take what is printed: the lock's, a log's.
 static void open_standard_streams() {

@@ -15,6 +15,11 @@ const char* name_of(Axis axis) {
     return kNames[size_t(axis)];
 }
 
+std::string GroupKind::name() const {
+    if (span == Span::link) return format("%s %d>%d", name_of(axis), from, to);
+    return name_of(axis) + std::string(span == Span::row ? " row" : span == Span::column ? " col" : "");
+}
+
 // ---- refusals -------------------------------------------------------------------------------------------------------
 
 static std::string text_of(const GridOptions& o, const GridOptions& asked) {

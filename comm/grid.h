@@ -28,6 +28,16 @@ namespace rz {
 enum class Axis : int { tp, cp, dp, pp, data, shard, replicate, model, count_ };
 const char* name_of(Axis);
 
+// Which ranks communicate as a group: all of an axis; where its collectives have two levels, those of them on a node
+// (row) or one on each node (column); or two neighbours on pp, of which the first sends (link).
+struct GroupKind {
+    enum class Span { all, row, column, link };
+    Axis axis;
+    Span span = Span::all;
+    int from = 0, to = 0;  // places of a link's ranks
+    std::string name() const;
+};
+
 struct GridOptions {
     int tp = 1, cp = 1, pp = 1;
     int shard_size = 0;  // 0: the whole data axis
@@ -51,6 +61,8 @@ class Grid {
     int size(Axis axis) const;
     // The nodes that a group on this axis lies on; 0 if they do not hold equally many of its ranks.
     int nodes(Axis axis) const;
+    // Those of data, where shard and replicate lie evenly on nodes too; else 0.
+    int nodes_of_state() const { return nodes(Axis::shard) > 0 && nodes(Axis::replicate) > 0 ? nodes(Axis::data) : 0; }
     // Of a rank of the job.
     Place place(Axis axis, int rank) const;
     // The ranks of the job that stand on this axis with `rank`, in order: members()[place().rank] == rank.

@@ -7,7 +7,8 @@
 // a reduce-scatter is one message group: the row's exchange for the owners of step s, and the column's for those of
 // step s - 2; the row's sums of step s - 1 are made meanwhile. The all-gather is the mirror: step s gathers along the
 // column and spreads along the row what came two steps ago. One step: the levels one after the other, for few bytes.
-// Where a slice is longer than a step, a step is a chunk of one owner's slice.
+// Where a slice is longer than a step, a step is a chunk of one owner's slice. Over NCCL row and column are
+// communicators of their own (levels_apart), and a step's messages two groups, the row's first on every rank.
 
 #include <algorithm>
 #include <array>
@@ -17,6 +18,7 @@
 #include "comm/thresholds.h"
 #include "kernels/elementwise.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/is_cpu.h"
 
 namespace rz {
 
@@ -30,6 +32,7 @@ class Hier : public Collectives {
                 nodes_);
     }
     const char* name() const override { return "hier"; }
+    bool rounds_first() const override { return nodes_ > 1; }  // on one node the ring may be chosen
 
    protected:
     void do_all_reduce(Stream& stream, const AllReduce& a) override;
@@ -110,6 +113,13 @@ class Hier : public Collectives {
     void add_row(MessageGroup& group, Stream& stream, const Scatter& c, int s);
     void add_column(MessageGroup& group, const Scatter& c, int s) const;
     void sum_row(Stream& stream, const Scatter& c, int s);
+    // A step's messages; where row and column are groups of their own, each by its group.
+    struct Started {
+        Transfer all, row, column;
+    };
+    Started start(Stream& stream, const MessageGroup& group);
+    void finish(Stream& stream, const Started& started);
+    void exchange(Stream& stream, const MessageGroup& group) { finish(stream, start(stream, group)); }
     template <class First, class Second, class Arrived>
     void pipeline(Stream& stream, int count, First first, Second second, Arrived arrived);
     // What carries out an operation on one node, or with one rank on each: the bits of direct, or of the ring.
@@ -122,7 +132,8 @@ class Hier : public Collectives {
 
 Collectives* Hier::one_level(Offsets offsets, DType moved) {
     if (nodes_ > 1 && locals_ > 1) return nullptr;
-    const bool ring = nodes_ == 1 && rings_on_one_node(offsets.back() * size_of(moved));
+    const bool ring =
+        nodes_ == 1 && rings_on_one_node(offsets.back() * size_of(moved), size(), !is_cpu(transport_.device()));
     auto& how = ring ? ring_ : direct_;
     if (!how) {
         CollectiveOptions options = options_;
@@ -171,14 +182,37 @@ int64_t Hier::place_of(const Steps& k, Offsets offsets, int s, int owner) const 
            offset(offsets, head);
 }
 
+Hier::Started Hier::start(Stream& stream, const MessageGroup& group) {
+    Transport *const row = options_.row, *const column = options_.column;
+    if (!row) return {.all = transport_.start(stream, group), .row = {}, .column = {}};
+    MessageGroup in_row = hop(), in_column = hop();
+    for (Message m : group.messages) {
+        const bool inside = m.peer % nodes_ == node();
+        m.peer = inside ? m.peer / nodes_ : m.peer % nodes_;
+        (inside ? in_row : in_column).messages.push_back(m);
+    }
+    const int64_t before = row->bytes_sent() + column->bytes_sent();
+    Started started;
+    if (!in_row.empty()) started.row = row->start(stream, in_row);
+    if (!in_column.empty()) started.column = column->start(stream, in_column);
+    transport_.count_sent(row->bytes_sent() + column->bytes_sent() - before);
+    return started;
+}
+
+void Hier::finish(Stream& stream, const Started& started) {
+    if (!options_.row) return transport_.finish(stream, started.all);
+    options_.row->finish(stream, started.row);
+    options_.column->finish(stream, started.column);
+}
+
 // first(group, s) adds the messages of a step's first level, second(group, s) those of its second. arrived(s): the
 // first level of step s is there, while the messages of step s + 1 move.
 template <class First, class Second, class Arrived>
 void Hier::pipeline(Stream& stream, int count, First first, Second second, Arrived arrived) {
     const int lag = count == 1 ? 1 : 2;  // one step: nothing moves meanwhile
-    std::vector<Transfer> transfers(size_t(count + lag));
+    std::vector<Started> transfers(size_t(count + lag));
     const auto complete = [&](int s) {
-        transport_.finish(stream, transfers[size_t(s)]);
+        finish(stream, transfers[size_t(s)]);
         transfers[size_t(s)] = {};
         if (s < count) arrived(s);
     };
@@ -187,7 +221,7 @@ void Hier::pipeline(Stream& stream, int count, First first, Second second, Arriv
         MessageGroup group = hop();
         if (s < count) first(group, s);
         if (s >= lag) second(group, s - lag);
-        if (!group.empty()) transfers[size_t(s)] = transport_.start(stream, group);
+        if (!group.empty()) transfers[size_t(s)] = start(stream, group);
         if (lag == 2 && s > 0) complete(s - 1);
     }
     complete(count + lag - 1);
@@ -337,7 +371,7 @@ void Hier::one_shot(Stream& stream, const AllReduce& a) {
         in_row.send(values, out_n * wire, member(node(), to));
         in_row.recv(got + from * row, n * wire, member(node(), from));
     }
-    transport_.exchange(stream, in_row);
+    exchange(stream, in_row);
     sum(sums, got, locals_, a.wire, 1);
     MessageGroup in_column = hop();
     for (int d = 0; d < nodes_; ++d) {
@@ -345,7 +379,7 @@ void Hier::one_shot(Stream& stream, const AllReduce& a) {
         in_column.send(sums, n * wire, member(to, local()));
         in_column.recv(arrived + from * row, n * wire, member(from, local()));
     }
-    transport_.exchange(stream, in_column);
+    exchange(stream, in_column);
     sum(static_cast<char*>(a.out) + first * size_of(a.dtype), arrived, nodes_, a.dtype, a.scale);
     MessageGroup back = hop();
     for (int d = 1; d < locals_; ++d) {
@@ -355,7 +389,7 @@ void Hier::one_shot(Stream& stream, const AllReduce& a) {
         back.recv(at(from), (columns[size_t(from) + 1] - columns[size_t(from)]) * size_of(a.dtype),
                   member(node(), from));
     }
-    transport_.exchange(stream, back);
+    exchange(stream, back);
 }
 
 void Hier::do_all_reduce(Stream& stream, const AllReduce& a) {

@@ -162,9 +162,9 @@ Launch find_launch(const Environment& env, const std::string& mpi_library) {
         if (const auto found = find(env)) return *found;
     const int left = first_of(env, {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}, 1).value_or(1);
     require_request(left == 1,
-                    "mpirun started %d ranks, and this program was built without MPI\n"
+                    "mpirun started %d ranks, and this program has no MPI\n"
                     "  nearest: ./train_llama --ranks %d, torchrun or srun --mpi=none; or install MPI (apt-get install "
-                    "mpich libmpich-dev) and run make again",
+                    "mpich libmpich-dev) and, but for the program of make dist, run make again",
                     left, left);
     return {};
 }

@@ -56,7 +56,7 @@ void Mesh::build_links(Device device, bool one_lane, const Open& open) {
     const auto open_pair = [&](int from, int to) {
         const bool here = from == own || to == own;
         auto transport = open(here ? std::vector<int>{line[size_t(from)], line[size_t(to)]} : std::vector<int>{},
-                              format("pp %d>%d", from, to));
+                              {Axis::pp, GroupKind::Span::link, from, to});
         if (!here) return;
         check_wire(*transport);
         auto stream = one_lane ? nullptr : make_comm_stream(device);
@@ -68,7 +68,7 @@ void Mesh::build_links(Device device, bool one_lane, const Open& open) {
     const auto open_pairs = [&](int first, bool forward) {
         const int at = own - (own - first + 2) % 2;  // where the pair begins that may hold this rank
         if (at < 0 || at + 1 == size)
-            open({}, "pp");
+            open({}, {Axis::pp, GroupKind::Span::link});
         else
             open_pair(forward ? at : at + 1, forward ? at + 1 : at);
     };
@@ -84,17 +84,14 @@ void Mesh::build_links(Device device, bool one_lane, const Open& open) {
 // ---- groups ---------------------------------------------------------------------------------------------------------
 
 // With the algorithm of the data axis, and ranks in columns where it has two levels.
-static MeshOptions settle(int ranks, MeshOptions o, std::vector<int> nodes) {
+static MeshOptions settle(int ranks, MeshOptions o, Device device, std::vector<int> nodes) {
     if (o.grid.nodes.empty()) o.grid.nodes = std::move(nodes);
     for (int r = 0; r < ranks && o.ranks_per_node > 0; ++r) {
         o.grid.nodes.resize(size_t(ranks));
         o.grid.nodes[size_t(r)] = r / o.ranks_per_node;
     }
     const Grid grid(ranks, o.grid);
-    if (!o.algorithms.data) {  // nothing was asked for: two levels where they fit
-        const bool fits = grid.nodes(Axis::shard) > 0 && grid.nodes(Axis::replicate) > 0;
-        o.algorithms.data = o.algorithms.data_on(fits ? grid.nodes(Axis::data) : 1);
-    }
+    o.algorithms.data = o.algorithms.data_on(grid.nodes_of_state(), !is_cpu(device));
     o.grid.by_columns = is_two_level(*o.algorithms.data);
     require_request(
         !is_two_level(o.algorithms.tp) || grid.nodes(Axis::tp) == 1,
@@ -120,7 +117,7 @@ void Mesh::build_axis(Axis axis, const Open& open) {
         group.transport =
             std::make_unique<SelfTransport>(data().transport().device(), name_of(axis), nullptr, world_.rank);
     else
-        group.transport = open(grid_.members(axis, world_.rank), name_of(axis));
+        group.transport = open(grid_.members(axis, world_.rank), {axis});
     check_wire(*group.transport);
     const Algorithm how = of_data ? algorithm() : axis == Axis::tp ? options_.algorithms.tp : Algorithm::direct;
     CollectiveOptions options = options_.collectives;
@@ -129,7 +126,9 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     const bool replicas = axis == Axis::data && size > 1 && grid_.size(Axis::shard) == 1;
     group.counted = replicas ? Axis::replicate : axis == Axis::shard ? Axis::data : axis;
     options.axis = name_of(group.counted);
-    if (how == Algorithm::hier_symmetric && options.nodes > 1 && options.nodes < size) {
+    const bool apart = how == Algorithm::hier_symmetric ||
+                       (group.transport->levels_apart() && has_levels(grid_, options_.algorithms, axis));
+    if (apart && options.nodes > 1 && options.nodes < size) {
         const std::vector<int> all = grid_.members(axis, world_.rank);
         const int own = place(axis).rank, nodes = options.nodes;
         std::vector<int> row, column;
@@ -137,9 +136,11 @@ void Mesh::build_axis(Axis axis, const Open& open) {
             if (i % nodes == own % nodes) row.push_back(all[size_t(i)]);
             if (i / nodes == own / nodes) column.push_back(all[size_t(i)]);
         }
-        group.row = open(row, format("%s row", name_of(axis)));
-        group.column = open(column, format("%s col", name_of(axis)));
+        group.row = open(row, {axis, GroupKind::Span::row});
+        group.column = open(column, {axis, GroupKind::Span::column});
         options.row = group.row.get(), options.column = group.column.get();
+        check_wire(*group.row);
+        check_wire(*group.column);
     }
     group.collectives = make_collectives(how, *group.transport, options);
     require(group.transport->rank() == place(axis).rank, "axis %s: rank %d of the job stands at %d, not at %d",
@@ -149,14 +150,16 @@ void Mesh::build_axis(Axis axis, const Open& open) {
 }
 
 // Data, shard and replicate follow each other on one stream.
-NcclRoom nccl_room(const Grid& grid, int multiprocessors, int left_free) {
+NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms& chosen, int multiprocessors, int left_free) {
     const int pp = grid.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
-    int groups = 0;
+    int groups = has_levels(grid, chosen, Axis::data) || has_levels(grid, chosen, Axis::shard) ||
+                 has_levels(grid, chosen, Axis::replicate);
     for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) groups += grid.size(axis) > 1;
     return {nccl_blocks(multiprocessors, lanes, groups, left_free), lanes, groups};
 }
 
-void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) {
+void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid,
+                     const AxisAlgorithms& chosen) {
     if (left_free == 0) return;
     require_request(
         !cpu,
@@ -166,7 +169,7 @@ void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, co
         multiprocessors == 0 || left_free < multiprocessors,
         "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
         left_free, multiprocessors, multiprocessors / 4);
-    const auto [each, lanes, groups] = nccl_room(grid, multiprocessors, left_free);
+    const auto [each, lanes, groups] = nccl_room(grid, chosen, multiprocessors, left_free);
     require_request(
         !nccl || left_free >= lanes + groups,
         "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
@@ -190,7 +193,8 @@ void Mesh::make_room(Device device) {
 }
 
 void Mesh::build(Device device, const Open& open) {
-    check_left_free(options_.left_free, gpu_multiprocessors(device), is_cpu(device), /*nccl=*/false, grid_);
+    check_left_free(options_.left_free, gpu_multiprocessors(device), is_cpu(device), /*nccl=*/false, grid_,
+                    options_.algorithms);
     stream_ = make_comm_stream(device);
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
         build_axis(axis, open);
@@ -202,68 +206,113 @@ void Mesh::build(Device device, const Open& open) {
     make_room(device);
 }
 
+// A byte to and from everyone whom a step sends to or hears from, so that NCCL's memory is taken and its links are
+// known before the first step. Group after group, in one order on all ranks, each to its end. The bytes are those of
+// attention's counter, 0 here and on every rank, so the ledger has no more in a run than in its plan.
+static void connect_peers(const Mesh& mesh, const MeshOptions& o) {
+    Stream& stream = mesh.stream();
+    char* const zeros = reinterpret_cast<char*>(stream.context().beside.next_tile);
+    const auto connect = [&](const GroupPeers& peers) {
+        if (peers.kind.span == GroupKind::Span::link || peers.to.empty()) return;
+        Collectives& whole = mesh.on(peers.kind.axis);
+        Transport& transport = peers.kind.span == GroupKind::Span::row      ? *whole.options().row
+                               : peers.kind.span == GroupKind::Span::column ? *whole.options().column
+                                                                            : whole.transport();
+        MessageGroup group;
+        for (int r = 0; r < transport.size(); ++r) {
+            const int rank = transport.world_rank(r);
+            if (std::ranges::count(peers.to, rank)) group.send(zeros, 1, r);
+            if (std::ranges::count(peers.from, rank)) group.recv(zeros + 1, 1, r);
+        }
+        transport.exchange(stream, group);
+        transport.count_sent(-std::ssize(peers.to));
+        stream.synchronize();
+    };
+    for (const GroupPeers& peers : step_peers(mesh.grid(), o.algorithms, o.messages, mesh.world().rank, 0, 0))
+        connect(peers);
+    // Links in the order in which they were made (build_links).
+    const int size = mesh.grid().size(Axis::pp), own = mesh.place(Axis::pp).rank;
+    const auto pass = [&](int from, int to, bool forward) {
+        if (!forward) std::swap(from, to);
+        if (own != from && own != to) return;
+        Link& link = own == from ? mesh.link_to(to) : mesh.link_from(from);
+        own == from ? link.send(zeros, 1, "first message") : link.recv(zeros + 1, 1, "first message");
+        link.stream().synchronize();
+    };
+    for (const bool forward : {true, false}) {
+        for (const int first : {0, 1})
+            for (int at = first; at + 1 < size; at += 2) pass(at, at + 1, forward);
+        if (size > 2) pass(size - 1, 0, forward);
+    }
+}
+
 // Collective over all ranks; no members: this rank is in none.
 static std::unique_ptr<Transport> make_limited_nccl(Process& process, Device device, const std::vector<int>& members,
-                                                    const std::string& name, int blocks) {
+                                                    const std::string& name, NcclChannels channels) {
     const bool first = !members.empty() && members.front() == process.rank();
     const std::vector<std::string> ids = process.all_gather_text(first ? nccl_unique_id() : "");
     if (members.empty()) return nullptr;
     const auto place = std::find(members.begin(), members.end(), process.rank()) - members.begin();
     return make_nccl_transport(ids[size_t(members.front())], int(place), members, name, device, process.watch(),
-                               blocks);
+                               channels);
 }
 
 Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
-    : options_(settle(process.size(), options, process.nodes())),
+    : options_(settle(process.size(), options, device, process.nodes())),
       grid_(process.size(), options_.grid),
       world_{process.rank(), process.size()} {
     // Over NCCL a pipeline's lanes, and groups where there are several, share the thread blocks that are for them.
     const int left_free = options_.left_free, there = gpu_multiprocessors(device);
     const bool nccl = device.is_cuda() && built_with_nccl() && process.uses_nccl(options_.transport, device);
-    check_left_free(left_free, there, is_cpu(device), nccl, grid_);
-    const NcclRoom room = nccl_room(grid_, there, left_free);
-    const bool limited = nccl && room.is_limited();
-    build(device, [&](const std::vector<int>& members, const std::string& name) {
-        const bool is_lane = members.empty() || name.find('>') != std::string::npos;  // "pp 0>1"
-        if (limited && (is_lane || members.size() > 1))
-            return make_limited_nccl(process, device, members, name, is_lane ? room.each.lane : room.each.group);
+    check_left_free(left_free, there, is_cpu(device), nccl, grid_, options_.algorithms);
+    build(device, [&](const std::vector<int>& members, const GroupKind& kind) {
+        const NcclChannels channels = nccl_channels(grid_, options_.algorithms, kind, there, left_free);
+        if (nccl && (channels.max_ctas > 0 || channels.net_peer > 0) && members.size() != 1)
+            return make_limited_nccl(process, device, members, kind.name(), channels);
         const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
         const auto key = std::find(members.begin(), members.end(), world_.rank) - members.begin();
-        return process.make_transport(options_.transport, device, color, int(key), name);
+        return process.make_transport(options_.transport, device, color, int(key), kind.name());
     });
+    if (nccl) connect_peers(*this, options_);
 }
 
-Mesh::Mesh(Device device, const MeshOptions& options) : options_(settle(1, options, {})), grid_(1, options_.grid) {
-    build(device, [&](const std::vector<int>&, const std::string& name) {
-        return std::make_unique<SelfTransport>(device, name);
+Mesh::Mesh(Device device, const MeshOptions& options)
+    : options_(settle(1, options, device, {})), grid_(1, options_.grid) {
+    build(device, [&](const std::vector<int>&, const GroupKind& kind) {
+        return std::make_unique<SelfTransport>(device, kind.name());
     });
 }
 
 Mesh::Mesh(LoopbackHub& hub, int rank, const MeshOptions& options)
-    : options_(settle(hub.size(), options, {})), grid_(hub.size(), options_.grid), world_{rank, hub.size()} {
-    build(hub.device(rank),
-          [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
-              if (members.empty()) return nullptr;
-              return hub.subgroup(rank, members, name + format(" of %d", members.front()));
-          });
+    : options_(settle(hub.size(), options, hub.device(rank), {})),
+      grid_(hub.size(), options_.grid),
+      world_{rank, hub.size()} {
+    build(hub.device(rank), [&](const std::vector<int>& members, const GroupKind& kind) -> std::unique_ptr<Transport> {
+        if (members.empty()) return nullptr;
+        return hub.subgroup(rank, members, kind.name() + format(" of %d", members.front()));
+    });
+    if (hub.device(rank).is_cuda()) connect_peers(*this, options_);
 }
 
 Mesh::Mesh(VirtualNet& net, int rank, const MeshOptions& options)
-    : options_(settle(net.size(), options, net.node_of_ranks())),
+    : options_(settle(net.size(), options, net.device(rank), net.node_of_ranks())),
       grid_(net.size(), options_.grid),
       world_{rank, net.size()} {
-    build(net.device(rank),
-          [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
-              return members.empty() ? nullptr : net.transport(rank, members, name);
-          });
+    build(net.device(rank), [&](const std::vector<int>& members, const GroupKind& kind) -> std::unique_ptr<Transport> {
+        return members.empty() ? nullptr : net.transport(rank, members, kind.name());
+    });
 }
 
 Mesh::Mesh(Device device, int rank, int size, const PlannedNetwork& network, const MeshOptions& options,
            PlannedPeers* peers)
-    : options_(settle(size, options, {})), grid_(size, options_.grid), world_{rank, size}, planned_peers_(peers) {
+    : options_(settle(size, options, device, {})),
+      grid_(size, options_.grid),
+      world_{rank, size},
+      planned_peers_(peers) {
     require(rank >= 0 && rank < size, "rank %d of %d", rank, size);
-    build(device, [&](const std::vector<int>& members, const std::string& name) -> std::unique_ptr<Transport> {
+    build(device, [&](const std::vector<int>& members, const GroupKind& kind) -> std::unique_ptr<Transport> {
         if (members.empty()) return nullptr;
+        const std::string name = kind.name();
         const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
         const std::shared_ptr<PlannedMail> mail = peers ? peers->mail(name, members) : nullptr;
         return make_planned_transport(name, int(place), members, device,
@@ -296,7 +345,9 @@ int64_t Mesh::bytes_sent() const {
 
 std::vector<WireCheck*> Mesh::wire_checks() const {
     std::vector<WireCheck*> checks;
-    for (const Group& group : groups_) checks.push_back(group.transport->wire_check());
+    for (const Group& group : groups_)
+        for (const auto* transport : {&group.transport, &group.row, &group.column})
+            if (*transport) checks.push_back((*transport)->wire_check());
     for (const Links* links : {&links_to_, &links_from_})
         for (const auto& link : *links) checks.push_back(link->wire_check());
     std::erase(checks, nullptr);

@@ -28,6 +28,7 @@
 #include "comm/collectives.h"
 #include "comm/planned_transport.h"
 #include "comm/grid.h"
+#include "comm/nccl_memory.h"
 #include "comm/thresholds.h"
 #include "kernels/runtime/memory.h"
 
@@ -44,23 +45,24 @@ struct MeshOptions {
     int ranks_per_node = 0;          // 0: as the launcher placed them, or as grid.nodes has it
     int left_free = 0;               // multiprocessors of a GPU, for communication alone (--comm-sms)
     CollectiveOptions collectives = {};
-    bool one_lane = false;                   // all links on stream(); always so for CUDA memory over MPI
-    bool check_wire = false;                 // sum the bits of every message (wire_check.h)
+    bool one_lane = false;    // all links on stream(); always so for CUDA memory over MPI
+    bool check_wire = false;  // sum the bits of every message (wire_check.h)
+    StepMessages messages = {};
     std::function<bool()> damage_wire = {};  // of tests: whether an arriving message is to lose a bit
 };
 
 // Of an operation over NCCL, and of all that may be under way together on a GPU.
 struct NcclRoom {
     NcclBlocks each;
-    int lanes, groups;  // a pipeline's, both directions; data, tp, cp, pp, model
+    int lanes, groups;  // a pipeline's, both directions; data or its row and column, tp, cp, pp, model
     bool is_limited() const { return each.lane > 0 || each.group > 0; }
     int together() const { return lanes * each.lane + groups * each.group; }
 };
-NcclRoom nccl_room(const Grid& grid, int multiprocessors, int left_free);
+NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms&, int multiprocessors, int left_free);
 
 // Refuses a --comm-sms that can't be met; the mesh asks, and the plan, for a machine that isn't here.
 // `multiprocessors`: of the GPU, 0: not known.
-void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid);
+void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid, const AxisAlgorithms&);
 
 // One direction between two neighbours on the pp axis: a transport of its own, and a stream of its own unless the mesh
 // has one lane. The k-th send is met by the k-th recv; sizes must agree.
@@ -115,6 +117,7 @@ class Mesh {
     Place place(Axis axis) const { return grid_.place(axis, world_.rank); }
 
     // The group of the ranks that stand on an axis with this one.
+    Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
     Collectives& tp() const { return on(Axis::tp); }
     Collectives& cp() const { return on(Axis::cp); }
     Collectives& pp() const { return on(Axis::pp); }
@@ -147,12 +150,12 @@ class Mesh {
 
    private:
     struct Group {
-        std::unique_ptr<Transport> transport, row, column;  // those of hier-symmetric
+        std::unique_ptr<Transport> transport, row, column;  // of two levels
         std::unique_ptr<Collectives> collectives;
         Axis counted;  // what it sends counts under this
     };
     // Makes the group of these ranks of the job; all ranks call it together. No members: this rank is in none.
-    using Open = std::function<std::unique_ptr<Transport>(const std::vector<int>& members, const std::string& name)>;
+    using Open = std::function<std::unique_ptr<Transport>(const std::vector<int>& members, const GroupKind& kind)>;
     using Links = std::vector<std::unique_ptr<Link>>;
 
     void build(Device device, const Open& open);
@@ -160,7 +163,6 @@ class Mesh {
     void build_axis(Axis axis, const Open& open);
     void check_wire(Transport& transport);
     void build_links(Device device, bool one_lane, const Open& open);
-    Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
     Link& link(const Links& links, int pp_rank) const;
 
     MeshOptions options_;  // with what was left open

@@ -28,6 +28,7 @@ void mpi_end_before_start() {
 
 #include <mpi.h>
 #include <sched.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -37,6 +38,7 @@ void mpi_end_before_start() {
 #include <mutex>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <utility>
 
 #include "comm/deadline.h"
@@ -106,7 +108,7 @@ class MpiBatch : public Wire::Batch {
 
     void pause() override {
         std::unique_lock lock(mpi_mutex);
-        if (!waits_) waiting.batches.push_back(this), waits_ = true;
+        if (!waits_) waiting.batches.push_back(this), waits_ = true, since_ = Clock::now();
         if (!waiting.asks) waiting.asks = this;
         if (waiting.asks != this) {  // for a time, so that the deadline is looked at
             waiting.changed.wait_for(lock, std::chrono::milliseconds(5), [&] { return done_ || !waiting.asks; });
@@ -117,7 +119,17 @@ class MpiBatch : public Wire::Batch {
             if (b != this) found |= b->ask();
         lock.unlock();
         if (found) waiting.changed.notify_all();
-        sched_yield();
+        // A pipeline posts receives long before they are met. sched_yield() gives way only within the rank (each of
+        // mpirun's is a scheduling group of its own), and a thread that asks all the while counts as work: two ranks
+        // then compute on one core beside another that only asks. So it sleeps between looks once its core was taken.
+        if (!wanted_ && Clock::now() - since_ > std::chrono::microseconds(200)) {
+            const long before = std::exchange(switches_, switches());
+            wanted_ = before >= 0 && before != switches_;
+        }
+        if (wanted_)
+            std::this_thread::sleep_for(std::chrono::microseconds(50));
+        else
+            sched_yield();
     }
 
     std::vector<int> pending() override {
@@ -132,6 +144,14 @@ class MpiBatch : public Wire::Batch {
     }
 
    private:
+    using Clock = std::chrono::steady_clock;
+
+    // How often this thread's core was given to another while it wanted to go on.
+    static long switches() {
+        rusage usage{};
+        getrusage(RUSAGE_THREAD, &usage);
+        return usage.ru_nivcsw;
+    }
     // With mpi_mutex held. An error is the waiting thread's to throw.
     bool ask() try {
         if (done_) return true;
@@ -161,7 +181,9 @@ class MpiBatch : public Wire::Batch {
     }
 
     std::vector<MPI_Status> statuses_;
-    bool waits_ = false, done_ = false;
+    bool waits_ = false, done_ = false, wanted_ = false;  // wanted: its core, by another
+    Clock::time_point since_;
+    long switches_ = -1;
     std::exception_ptr error_;
 };
 

@@ -2,17 +2,17 @@
 
 #if defined(RZ_CUDA) && defined(RZ_HAVE_NCCL)
 
-#include <nccl.h>
-#if NCCL_VERSION_CODE >= 22800 && NCCL_VERSION_CODE < 22900
-#include <nccl_device.h>
-#define RZ_NCCL_WINDOWS
-#endif
-
 #include <algorithm>
 #include <cstdlib>
 
+#include "comm/nccl_window.h"
 #include "comm/watch.h"
 #include "kernels/runtime/cuda_check.h"
+#include "kernels/runtime/memory.h"
+
+#ifdef RZ_NCCL_DEVICE_API
+#include <nccl_device.h>
+#endif
 
 namespace rz {
 
@@ -86,7 +86,10 @@ NcclComm::NcclComm(const std::string& id, int rank, int size, Device device, Opt
     launch_order();
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 1;
-    if (options_.max_ctas > 0) config.maxCTAs = options_.max_ctas;
+    if (options_.channels.max_ctas > 0) config.maxCTAs = options_.channels.max_ctas;
+#if NCCL_VERSION_CODE >= 22800
+    if (options_.channels.net_peer > 0) config.nChannelsPerNetPeer = options_.channels.net_peer;
+#endif
     const Alarm alarm(bring_up_s(options_.watch ? options_.watch->timeout_s() : 600),
                       "ncclCommInitRankConfig of group " + options_.group,
                       "a member is missing, or they cannot reach each other" + what_to_try(), options_.watch);
@@ -132,12 +135,15 @@ void NcclComm::poll() {
 
 // ---- windows --------------------------------------------------------------------------------------------------------
 
-#ifdef RZ_NCCL_WINDOWS
+#if NCCL_VERSION_CODE >= 22700
+
+constexpr int64_t kWindowAlignment = 4096;  // NCCL_WIN_REQUIRED_ALIGNMENT, from 2.28 on
 
 class NcclComm::Window : public SharedMemory {
    public:
     Window(NcclComm& comm, int64_t bytes);
     ~Window() override;
+    void find_parts();  // of the others
 
    private:
     void give_back() noexcept;
@@ -149,7 +155,7 @@ class NcclComm::Window : public SharedMemory {
 
 NcclComm::Window::Window(NcclComm& comm, int64_t bytes) : comm_(comm) {
     const std::string group = " of group " + comm_.options_.group;
-    const size_t all = size_t(round_up(std::max<int64_t>(bytes, 1), NCCL_WIN_REQUIRED_ALIGNMENT));
+    const size_t all = size_t(round_up(std::max<int64_t>(bytes, 1), kWindowAlignment));
     comm_.device_.make_current();
     bytes_ = bytes;
     const ncclResult_t status = ncclMemAlloc(&memory_, all);
@@ -168,12 +174,8 @@ NcclComm::Window::Window(NcclComm& comm, int64_t bytes) : comm_(comm) {
             check(ncclCommWindowRegister(comm_.comm_, memory_, all, &window_, NCCL_WIN_COLL_SYMMETRIC),
                   "ncclCommWindowRegister");
         }
-        ncclWindow_vidmem record;
-        CUDA_CHECK(cudaMemcpy(&record, window_, sizeof record, cudaMemcpyDeviceToHost));
-        require(record.lsaFlatBase && record.stride4G > 0 && record.lsaRank == comm_.rank_,
-                "NCCL's record of a window%s: rank %d, found %d", group.c_str(), comm_.rank_, record.lsaRank);
-        base_ = record.lsaFlatBase;
-        stride_ = int64_t(record.stride4G) << 32;
+        base_ = static_cast<char*>(memory_);
+        stride_ = int64_t(all);
     } catch (...) {
         give_back();
         throw;
@@ -193,11 +195,37 @@ void NcclComm::Window::give_back() noexcept {
     ncclMemFree(memory_);
 }
 
+std::unique_ptr<SharedMemory> NcclComm::registered(int64_t bytes) { return std::make_unique<Window>(*this, bytes); }
+
+#else
+
+std::unique_ptr<SharedMemory> NcclComm::registered(int64_t) { return nullptr; }
+
+#endif
+
+#ifdef RZ_NCCL_DEVICE_API
+
+void NcclComm::Window::find_parts() {
+    std::vector<char*> parts(size_t(comm_.size_));
+    Stream stream(comm_.device_, "windows");
+    const Buffer found(comm_.device_, int64_t(parts.size() * sizeof(char*)), MemKind::comm, "addresses of a window");
+    nccl_window_parts(found.as<char*>(), window_, comm_.size_, stream.cuda());
+    stream.copy(parts.data(), found.data(), found.bytes());
+    stream.synchronize();
+    base_ = parts.front();
+    stride_ = comm_.size_ > 1 ? parts[1] - parts[0] : stride_;
+    for (int r = 0; r < comm_.size_; ++r)
+        require(stride_ > 0 && parts[size_t(r)] == part(r),
+                "NCCL maps a window of group %s at uneven distances (rank %d of %d)\n  nearest: --collectives direct",
+                comm_.options_.group.c_str(), r, comm_.size_);
+}
+
 // A communicator without symmetric memory takes ncclCommWindowRegister for ncclCommRegister and reports success, and
 // the handle is no window then. ncclDevCommCreate does say so.
 std::string NcclComm::why_no_windows() {
     if (version() != NCCL_VERSION_CODE)
-        return format("this program knows where NCCL %d maps memory, and NCCL %d runs", NCCL_VERSION_CODE, version());
+        return format("this program was built with NCCL %d, whose windows it knows, and NCCL %d runs",
+                      NCCL_VERSION_CODE, version());
     device_.make_current();
     const Alarm alarm(bring_up_s(options_.watch ? options_.watch->timeout_s() : 600),
                       "ncclDevCommCreate of group " + options_.group, "a member has not come to it", options_.watch);
@@ -206,7 +234,11 @@ std::string NcclComm::why_no_windows() {
     const InCall in_call(*this, "ncclDevCommCreate");
     if (const int reached = ncclTeamLsa(comm_).nRanks; reached != size_)
         return format("NCCL maps memory of %d of the %d ranks", reached, size_);
+#ifdef NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER  // 2.29 on
+    ncclDevCommRequirements nothing = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+#else
     ncclDevCommRequirements nothing = {};
+#endif
     ncclDevComm made = {};
     const ncclResult_t status = ncclDevCommCreate(comm_, &nothing, &made);
     if (status == ncclInvalidUsage)
@@ -217,12 +249,16 @@ std::string NcclComm::why_no_windows() {
     return "";
 }
 
-std::unique_ptr<SharedMemory> NcclComm::window(int64_t bytes) { return std::make_unique<Window>(*this, bytes); }
+std::unique_ptr<SharedMemory> NcclComm::window(int64_t bytes) {
+    auto window = std::make_unique<Window>(*this, bytes);
+    window->find_parts();
+    return window;
+}
 
 #else
 
 std::string NcclComm::why_no_windows() {
-    return format("this program was built with NCCL %d, and knows where NCCL 2.28 maps memory", NCCL_VERSION_CODE);
+    return format("this program was built with NCCL %d, and kernels find windows from 2.28 on", NCCL_VERSION_CODE);
 }
 
 std::unique_ptr<SharedMemory> NcclComm::window(int64_t) { fail("%s", why_no_windows().c_str()); }

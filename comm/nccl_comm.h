@@ -11,12 +11,10 @@
 //   where one does not return in time, the watchdog ends the job and says what to try.
 //   Making a communicator blocks until all members are there, and so does a window: under an alarm.
 //
-// Windows: 2.28 has no call of the host that says where a peer's memory is mapped, only ncclGetLsaPointer for kernels.
-// That adds up the window's record in device memory (nccl_device/impl/core__types.h): first address, distance from one
-// rank to the next. They are addresses like any other of this GPU, so the record is copied to the host once, and then
-// copy engines and our kernels take them. The record belongs to one version of NCCL: with another than this was built
-// with there are no windows, and why_no_windows() says so. NCCL's own collectives on windows are not used: they sum in
-// an order of their own, starting with each rank's own values.
+// Windows: where a peer's memory is mapped a kernel asks once (nccl_window.h, NCCL 2.28 on). They are addresses like
+// any other of this GPU, so copy engines and our kernels take them. What the kernel asks was compiled in: with another
+// NCCL than this was built with there are no windows, and why_no_windows() says so. NCCL's own collectives take windows
+// too (2.27 on), by its symmetric kernels and NVLS; they sum in an order of their own, so only `library` calls them.
 //
 // Compiled where NCCL is (RZ_CUDA and RZ_HAVE_NCCL).
 
@@ -26,11 +24,11 @@
 #include <string>
 
 #include "comm/deadline.h"
+#include "comm/nccl_memory.h"
 #include "comm/shared_memory.h"
 #include "kernels/runtime/device.h"
 
 struct ncclComm;
-struct ncclWindow_vidmem;
 
 namespace rz {
 
@@ -41,7 +39,7 @@ class NcclComm {
     struct Options {
         std::string group;  // in reports
         std::shared_ptr<Watch> watch;
-        int max_ctas = 0;  // multiprocessors that an operation may take; 0: NCCL's choice
+        NcclChannels channels = {};
     };
     // Collective over the members. `id` as unique_id() made it for one of them.
     NcclComm(const std::string& id, int rank, int size, Device device, Options options);
@@ -90,6 +88,9 @@ class NcclComm {
     // Zeroed memory of every member's GPU (ncclMemAlloc, ncclCommWindowRegister), which all map. All members ask
     // together; each gives its part back by itself, before the communicator goes, and waits for its GPU's work first.
     std::unique_ptr<SharedMemory> window(int64_t bytes);
+    // The same memory for NCCL's own collectives and messages, which then copy nothing on the way: of this member alone
+    // for us. nullptr before NCCL 2.27.
+    std::unique_ptr<SharedMemory> registered(int64_t bytes);
 
     // What the watchdog looks at. Throws DeadlineError where a call has not returned in time, Error where NCCL has
     // failed. Never waits.

@@ -49,12 +49,13 @@ namespace {
 class NcclTransport : public Transport {
    public:
     NcclTransport(const std::string& id, int rank, std::vector<int> world_ranks, const std::string& group,
-                  Device device, std::shared_ptr<Watch> watch, int max_ctas);
+                  Device device, std::shared_ptr<Watch> watch, NcclChannels channels);
     ~NcclTransport() override;
     const char* name() const override { return "nccl"; }
     // A launch costs as much as moving some MiB over NVLink; two lanes hide the addition behind the transfer.
     int64_t good_chunk_bytes() const override { return kNcclChunkBytes; }
     int good_lanes() const override { return 2; }
+    bool levels_apart() const override { return true; }
     std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options) override;
 
     Mapping mapping() override { return mapping_note().empty() ? Mapping::own : Mapping::pinned; }
@@ -92,9 +93,9 @@ class NcclTransport : public Transport {
 };
 
 NcclTransport::NcclTransport(const std::string& id, int rank, std::vector<int> world_ranks, const std::string& group,
-                             Device device, std::shared_ptr<Watch> watch, int max_ctas)
+                             Device device, std::shared_ptr<Watch> watch, NcclChannels channels)
     : Transport(group, rank, std::move(world_ranks), device, watch),
-      comm_(id, rank, size(), device, {.group = group, .watch = watch, .max_ctas = max_ctas}),
+      comm_(id, rank, size(), device, {.group = group, .watch = watch, .channels = channels}),
       name_(format("/ringzero-%016zx", std::hash<std::string>()(id))),
       moves_(device, "nccl", true) {
     if (this->watch()) poll_id_ = this->watch()->add_poll([this] { poll(); });
@@ -234,6 +235,15 @@ class NcclCollectives : public DeviceLibrary {
         launch(stream, [&](NcclComm::Group& calls) { calls.broadcast_bytes(values, bytes, root); });
     }
 
+    SharedMemory* allocate(int64_t bytes, Shares) override {
+        if (auto memory = nccl_.comm().registered(bytes)) return registered_.emplace_back(std::move(memory)).get();
+        return nullptr;
+    }
+    int shared_rank() const override { return 0; }  // it has one part, this rank's
+    std::string through() const override {
+        return format("summed in NCCL's order, %s registered with it", registered_.empty() ? "no buffers" : "buffers");
+    }
+
    private:
     template <class Calls>
     void launch(Stream& stream, Calls&& make_calls) {
@@ -244,6 +254,7 @@ class NcclCollectives : public DeviceLibrary {
     }
 
     NcclTransport& nccl_;
+    std::vector<std::unique_ptr<SharedMemory>> registered_;
 };
 
 std::unique_ptr<Collectives> NcclTransport::library_collectives(const CollectiveOptions& options) {
@@ -272,8 +283,8 @@ void nccl_allow_shared_gpu(int rank) {
 
 std::unique_ptr<Transport> make_nccl_transport(const std::string& id, int rank, std::vector<int> world_ranks,
                                                const std::string& group, Device device, std::shared_ptr<Watch> watch,
-                                               int max_ctas) {
-    return std::make_unique<NcclTransport>(id, rank, std::move(world_ranks), group, device, std::move(watch), max_ctas);
+                                               NcclChannels channels) {
+    return std::make_unique<NcclTransport>(id, rank, std::move(world_ranks), group, device, std::move(watch), channels);
 }
 
 }  // namespace rz
@@ -291,7 +302,7 @@ std::string nccl_unique_id() { fail("%s", kNoNccl); }
 std::string nccl_launch_order() { fail("%s", kNoNccl); }
 void nccl_allow_shared_gpu(int) { fail("%s", kNoNccl); }
 std::unique_ptr<Transport> make_nccl_transport(const std::string&, int, std::vector<int>, const std::string&, Device,
-                                               std::shared_ptr<Watch>, int) {
+                                               std::shared_ptr<Watch>, NcclChannels) {
     fail("%s", kNoNccl);
 }
 

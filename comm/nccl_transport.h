@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/nccl_memory.h"
 #include "comm/transport.h"
 
 namespace rz {
@@ -32,9 +33,9 @@ std::string nccl_launch_order();
 // device unless they look like different hosts (2.28, 2.29) or are let in expressly (2.30 on).
 void nccl_allow_shared_gpu(int rank);
 
-// Collective over the members. `max_ctas`: thread blocks that an operation may take, 0: NCCL's choice.
+// Collective over the members.
 std::unique_ptr<Transport> make_nccl_transport(const std::string& id, int rank, std::vector<int> world_ranks,
                                                const std::string& group, Device device, std::shared_ptr<Watch> watch,
-                                               int max_ctas = 0);
+                                               NcclChannels channels = {});
 
 }  // namespace rz

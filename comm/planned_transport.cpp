@@ -207,6 +207,7 @@ class PlannedTransport : public Transport {
         return waits_on_host() && !of_cpu() ? Mapping::pinned : Mapping::own;
     }
     bool waits_on_host() const override { return over_mpi_ || of_cpu(); }
+    bool levels_apart() const override { return !waits_on_host(); }
     std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
         return std::make_unique<PlannedShares>(bytes, how, size());
     }

@@ -22,6 +22,7 @@ class Ring : public Collectives {
    public:
     using Collectives::Collectives;
     const char* name() const override { return "ring"; }
+    bool rounds_first() const override { return false; }
 
    protected:
     void do_all_reduce(Stream& stream, const AllReduce& a) override;

@@ -14,9 +14,13 @@ namespace rz {
 constexpr int64_t kMebi = int64_t(1) << 20;
 
 // One node: the ring, with one chunk for each of two lanes, in between; direct for fewer bytes, where latency counts,
-// and for more, where the ring's chunks get their largest size and direct overlaps its sums too.
+// and for more, where the ring's chunks get their largest size and direct overlaps its sums too. More than two GPUs:
+// direct in between too. Of NCCL's 32 channels a message has 32 / ranks while none of them gets more than 16 MiB of it
+// (enqueue.cc), so a hop of a ring of 8 moves at about 80 of 370 GB/s; direct sends to all at once, on 28.
 constexpr int64_t kRingFrom = 100 * kMebi, kRingUpTo = 500 * kMebi;
-constexpr bool rings_on_one_node(int64_t bytes) { return bytes > kRingFrom && bytes <= kRingUpTo; }
+constexpr bool rings_on_one_node(int64_t bytes, int ranks, bool gpus) {
+    return bytes > kRingFrom && bytes <= kRingUpTo && (!gpus || ranks <= 2);
+}
 
 // Several nodes: an all-reduce goes along the column in one shot up to this.
 constexpr int64_t hier_one_shot_bytes(int nodes) { return 12 * kMebi / nodes; }
@@ -50,6 +54,12 @@ constexpr int64_t hier_step_bytes(int64_t bytes, int nodes) {
 // the room, one that a peer waits for might never start, and ranks would wait for each other forever. So together they
 // get a quarter of the multiprocessors, about what one collective takes by itself; what computes never waits for a
 // peer, so it always makes room again. With --comm-sms they get what that leaves free, one group or many.
+//
+// Over a network a message has two channels of NCCL, in a group of more than 64 ranks one, which move about 14 GB/s
+// each; a column's messages, to a few nodes at once, ask for four (nChannelsPerNetPeer, NCCL 2.28 on). Its ranks have
+// the same place on their nodes, so NCCL has no reason to send by another GPU's card (PXN): nccl#1835 hung with that.
+constexpr int kColumnChannels = 4;
+
 struct NcclBlocks {
     int lane = 0, group = 0;  // of an operation; 0: NCCL's own choice
 };

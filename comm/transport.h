@@ -129,6 +129,9 @@ class Transport {
     virtual std::string mapping_note() { return ""; }
     virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how);
     virtual void check_peers() {}
+    // Whether hier's two levels have communicators of their own, beside this one: NCCL gives a pair fewer channels in a
+    // group of several nodes, also inside a node.
+    virtual bool levels_apart() const { return false; }
     // Whether it is a thread of the host that waits for peers, also where the memory is a GPU's.
     virtual bool waits_on_host() const { return false; }
     // What follows reads so much of a peer's memory: takes its time on a planned device, else none.

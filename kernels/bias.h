@@ -1,6 +1,7 @@
 #pragma once
-// The bias of a linear layer: added to every row of its output, and its gradient, the sum of the output's gradient over
-// the rows. fp32 arithmetic, one rounding. Pointers are aligned to 16 bytes; any C works, C % 8 == 0 is fast.
+// The bias of a linear layer: added to every row of its output (where gemm.h has not), and its gradient, the sum of the
+// output's gradient over the rows. fp32 arithmetic, one rounding. Pointers are aligned to 16 bytes; any C works,
+// C % 8 == 0 is fast.
 
 #include "kernels/runtime/device.h"
 

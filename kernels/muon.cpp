@@ -64,6 +64,20 @@ void normalise_t(const MuonNormalise& a) {
 
 void normalise(const MuonNormalise& a) { a.dtype == DType::f32 ? normalise_t<float>(a) : normalise_t<bf16>(a); }
 
+// In tiles, so that the lines that are read stay in the cache.
+template <class Word>
+void mirror_t(const MuonMirror& a) {
+    constexpr int64_t kTile = 32;
+    Word* s = static_cast<Word*>(a.s);
+#pragma omp parallel for schedule(dynamic) if (a.n * a.n >= kSerialBelow)
+    for (int64_t i0 = 0; i0 < a.n; i0 += kTile)
+        for (int64_t j0 = 0; j0 <= i0; j0 += kTile)
+            for (int64_t i = i0; i < i0 + kTile && i < a.n; ++i)
+                for (int64_t j = j0; j < j0 + kTile && j < i; ++j) s[i * a.n + j] = s[j * a.n + i];
+}
+
+void mirror(const MuonMirror& a) { size_of(a.dtype) == 4 ? mirror_t<uint32_t>(a) : mirror_t<uint16_t>(a); }
+
 template <class T>
 void row_moments_t(const MuonRowMoments& a) {
     const bool finite = __builtin_isfinite(*a.grad_scale);
@@ -137,6 +151,7 @@ namespace rz {
 
 void muon_momentum_cpu(const MuonMomentum& a) { RZ_SIMD_CALL(momentum, a); }
 void muon_normalise_cpu(const MuonNormalise& a) { RZ_SIMD_CALL(normalise, a); }
+void muon_mirror_cpu(const MuonMirror& a) { RZ_SIMD_CALL(mirror, a); }
 void muon_row_moments_cpu(const MuonRowMoments& a) { RZ_SIMD_CALL(row_moments, a); }
 void muon_scale_rows_cpu(const MuonScaleRows& a) { RZ_SIMD_CALL(scale_rows, a); }
 void muon_step_cpu(const MuonStep& a) {
@@ -172,6 +187,14 @@ void muon_normalise(Stream& stream, const MuonNormalise& a) {
     check_pointer(op, "x", a.x, size_of(a.dtype));
     check_pointer(op, "norm", a.norm, 4);
     stream.run(a, muon_normalise_cpu, RZ_CUDA_OP(muon_normalise_cuda));
+}
+
+void muon_mirror(Stream& stream, const MuonMirror& a) {
+    const char* op = "muon_mirror";
+    check_size(op, "n", a.n, 0);
+    if (a.n == 0) return;
+    check_pointer(op, "s", a.s, size_of(a.dtype));
+    stream.run(a, muon_mirror_cpu, RZ_CUDA_OP(muon_mirror_cuda));
 }
 
 void muon_row_moments(Stream& stream, const MuonRowMoments& a) {

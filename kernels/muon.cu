@@ -48,6 +48,24 @@ __global__ void __launch_bounds__(kThreads) muon_normalise_kernel(MuonNormalise 
     store(static_cast<T*>(a.x) + i, x);
 }
 
+constexpr int kTile = 32;
+
+// A thread block per tile, of which those above the diagonal have nothing to do. Through shared memory, so that both
+// tiles are met along their rows.
+template <class Word>
+__global__ void __launch_bounds__(kThreads) muon_mirror_kernel(MuonMirror a, int64_t tiles) {
+    __shared__ Word tile[kTile][kTile + 1];
+    const int64_t i0 = blockIdx.x / tiles * kTile, j0 = blockIdx.x % tiles * kTile;
+    if (j0 > i0) return;
+    Word* s = static_cast<Word*>(a.s);
+    const int x = threadIdx.x % kTile;
+    for (int y = threadIdx.x / kTile; y < kTile; y += kThreads / kTile)
+        if (j0 + y < a.n && i0 + x < a.n) tile[y][x] = s[(j0 + y) * a.n + i0 + x];
+    __syncthreads();
+    for (int y = threadIdx.x / kTile; y < kTile; y += kThreads / kTile)
+        if (i0 + y < a.n && j0 + x < i0 + y) s[(i0 + y) * a.n + j0 + x] = tile[x][y];
+}
+
 // One thread block per row.
 template <class T>
 __global__ void __launch_bounds__(kThreads) muon_row_moments_kernel(MuonRowMoments a, float fresh) {
@@ -153,6 +171,15 @@ void muon_normalise_cuda(const MuonNormalise& a, CudaStream stream) {
 
 static LaunchConfig block_each(int64_t rows, CudaStream stream) {
     return LaunchConfig(dim3(blocks_for(rows, 1)), dim3(kThreads), 0, stream);
+}
+
+void muon_mirror_cuda(const MuonMirror& a, CudaStream stream) {
+    const int64_t tiles = ceil_div(a.n, int64_t(kTile));
+    const LaunchConfig config = block_each(tiles * tiles, stream);
+    if (size_of(a.dtype) == 4)
+        launch(kernel<muon_mirror_kernel<uint32_t>>, config, a, tiles);
+    else
+        launch(kernel<muon_mirror_kernel<uint16_t>>, config, a, tiles);
 }
 
 void muon_row_moments_cuda(const MuonRowMoments& a, CudaStream stream) {

@@ -1,5 +1,6 @@
 #pragma once
-// Muon (Jordan 2024; torch.optim.Muon) without its products: the momentum, the norm, NorMuon's rows and the step.
+// Muon (Jordan 2024; torch.optim.Muon) without its products: the momentum, the norm, the second half of a symmetric
+// product, NorMuon's rows and the step.
 //
 //   m = mu m + (1 - mu) g,   u = (1 - mu) g + mu m             g = grad * *grad_scale; u is Nesterov's sum
 //   X = Newton-Schulz of u / max(|u|_F, 1e-7)                  gemm/newton_schulz.h
@@ -35,6 +36,13 @@ struct MuonNormalise {
     const float* norm;  // (1) f32, on the device
     int64_t n;
     float margin = 1;
+    DType dtype;
+};
+
+// s(i, j) = s(j, i) for i > j: bits are copied, and what stood below the diagonal is not read.
+struct MuonMirror {
+    void* s;  // (n, n) dtype   in place
+    int64_t n;
     DType dtype;
 };
 
@@ -89,17 +97,20 @@ struct MuonStep {
 
 void muon_momentum(Stream&, const MuonMomentum&);
 void muon_normalise(Stream&, const MuonNormalise&);
+void muon_mirror(Stream&, const MuonMirror&);
 void muon_row_moments(Stream&, const MuonRowMoments&);
 void muon_scale_rows(Stream&, const MuonScaleRows&);
 void muon_step(Stream&, const MuonStep&);
 
 void muon_momentum_cpu(const MuonMomentum&);
 void muon_normalise_cpu(const MuonNormalise&);
+void muon_mirror_cpu(const MuonMirror&);
 void muon_row_moments_cpu(const MuonRowMoments&);
 void muon_scale_rows_cpu(const MuonScaleRows&);
 void muon_step_cpu(const MuonStep&);
 void muon_momentum_cuda(const MuonMomentum&, CudaStream);
 void muon_normalise_cuda(const MuonNormalise&, CudaStream);
+void muon_mirror_cuda(const MuonMirror&, CudaStream);
 void muon_row_moments_cuda(const MuonRowMoments&, CudaStream);
 void muon_scale_rows_cuda(const MuonScaleRows&, CudaStream);
 void muon_step_cuda(const MuonStep&, CudaStream);

@@ -57,26 +57,34 @@ Fp8Gather::Fp8Gather(const Ownership& ownership, Fp8Matrices matrices, DType dty
     : ownership_(ownership), dtype_(dtype), streams_(streams) {
     require(matrices.size() == ownership.units().size(), "matrices of %zu units, there are %zu", matrices.size(),
             ownership.units().size());
-    int64_t own_codes = 0, most_rest = 0;
+    const int ranks = ownership.sharing().cut.size;
+    int64_t own_codes = 0, rest = 0;
+    std::vector<int64_t> rest_of(size_t(ranks), 0);
     std::vector<int64_t> bytes;
     for (int unit = 0; unit < int(matrices.size()); ++unit) {
         UnitPlan u = plan(unit, std::move(matrices[size_t(unit)]));
         u.first_scale = scales_count_;
         u.first_code = own_codes;
+        u.first_rest = rest;
         scales_count_ += int64_t(u.matrices.size());
         for (const Part& p : u.parts) own_codes += p.matrix >= 0 ? p.elements : 0;
-        most_rest = std::max(most_rest, u.rest_elements);
-        bytes.push_back(u.matrices.empty() ? 0 : rest_at(u) + u.rest_elements * size_of(dtype));
+        rest += round_up(u.rest_elements, 256);
+        for (size_t r = 0; r + 1 < u.rest_offsets.size(); ++r) rest_of[r] += u.rest_offsets[r + 1] - u.rest_offsets[r];
+        bytes.push_back(u.codes);
         units_.push_back(std::move(u));
     }
-    const int64_t scale_bytes = scales_count_ * int64_t(sizeof(Fp8Scale)), ranks = ownership.sharing().cut.size;
+    for (const int64_t n : rest_of) rest_offsets_.push_back(rest_offsets_.back() + n);
+    const int64_t scale_bytes = scales_count_ * int64_t(sizeof(Fp8Scale));
     const auto take = [&](int64_t n, MemKind kind, const char* name) { return Buffer(streams.device, n, kind, name); };
     codes_ = take(own_codes, MemKind::gathered, "fp8 codes of the owned slices");
     own_scales_ = take(scale_bytes, MemKind::gathered, "magnitudes of the owned slices");
     all_scales_ = take(scale_bytes * ranks, MemKind::gathered, "magnitudes of all slices");
     scales_ = take(scale_bytes, MemKind::gathered, "fp8 scales");
-    rest_ = take(most_rest * size_of(dtype), MemKind::gathered, "owned parameters that are not in fp8");
-    pool_ = UnitPool(streams.device, std::move(bytes), slots, MemKind::gathered, "gathered fp8 parameters");
+    const char* what = "parameters that are not in fp8";
+    own_rest_ = take(rest_of[size_t(ownership.sharing().cut.rank)] * size_of(dtype), MemKind::gathered, what);
+    rest_by_rank_ = take(rest_offsets_.back() * size_of(dtype), MemKind::gathered, what);
+    rest_ = take(rest * size_of(dtype), MemKind::gathered, what);
+    pool_ = UnitPool(streams.device, bytes, slots, /*in_turn=*/false, MemKind::gathered, "gathered fp8 parameters");
 }
 
 void Fp8Gather::publish(const std::function<const void*(int)>& owned) {
@@ -114,30 +122,48 @@ void Fp8Gather::publish(const std::function<const void*(int)>& owned) {
                         .type = Fp8::e4m3,
                         .dtype = dtype_});
     });
+    gather_rest(owned);
 }
 
-Event Fp8Gather::gather(int unit, const void* own) {
+void Fp8Gather::gather_rest(const std::function<const void*(int)>& owned) {
+    Stream& comm = streams_.comm();
+    const int64_t element = size_of(dtype_);
+    int64_t own_at = 0;
+    for (int unit = 0; unit < int(units_.size()); ++unit)
+        for (const Part& p : units_[size_t(unit)].parts) {
+            if (p.matrix >= 0) continue;
+            comm.copy(own_rest_.bytes_at(own_at * element), static_cast<const char*>(owned(unit)) + p.from * element,
+                      p.elements * element);
+            own_at += p.elements;
+        }
+    streams_.mesh.shard().all_gather(
+        comm, {.out = rest_by_rank_.data(), .in = own_rest_.data(), .offsets = rest_offsets_, .dtype = dtype_});
+    std::vector<int64_t> at(rest_offsets_.begin(), rest_offsets_.end() - 1);
+    for (const UnitPlan& u : units_)
+        for (size_t r = 0; r + 1 < u.rest_offsets.size(); ++r) {
+            const int64_t n = u.rest_offsets[r + 1] - u.rest_offsets[r];
+            if (n == 0) continue;
+            comm.copy(rest_.bytes_at((u.first_rest + u.rest_offsets[r]) * element),
+                      rest_by_rank_.bytes_at(at[r] * element), n * element);
+            at[r] += n;
+        }
+}
+
+Event Fp8Gather::gather(int unit) {
     const UnitPlan& u = units_[size_t(unit)];
     Stream& comm = streams_.comm();
-    char* whole = static_cast<char*>(pool_.acquire(unit, comm));
-    for (const Part& p : u.parts)
-        if (p.matrix < 0)
-            comm.copy(rest_.bytes_at(p.to * size_of(dtype_)), static_cast<const char*>(own) + p.from * size_of(dtype_),
-                      p.elements * size_of(dtype_));
+    void* whole = pool_.acquire(unit, comm);
     // Codes travel in pairs: no collective knows a type of one byte.
     streams_.mesh.shard().all_gather(
         comm, {.out = whole, .in = codes_.bytes_at(u.first_code), .offsets = u.code_offsets, .dtype = DType::bf16});
-    streams_.mesh.shard().all_gather(
-        comm, {.out = whole + rest_at(u), .in = rest_.data(), .offsets = u.rest_offsets, .dtype = dtype_});
     return comm.record();
 }
 
 Fp8Parameters Fp8Gather::parameters(int unit) const {
     const UnitPlan& u = units_[size_t(unit)];
-    const char* whole = static_cast<const char*>(pool_.data(unit));
-    return {.codes = reinterpret_cast<const uint8_t*>(whole),
+    return {.codes = static_cast<const uint8_t*>(pool_.data(unit)),
             .scales = scales_.as<const Fp8Scale>() + u.first_scale,
-            .rest = whole + rest_at(u)};
+            .rest = static_cast<const char*>(rest_.bytes_at(u.first_rest * size_of(dtype_)))};
 }
 
 }  // namespace rz

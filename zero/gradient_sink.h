@@ -7,8 +7,8 @@ namespace rz {
 class GradientSink {
    public:
     virtual ~GradientSink() = default;
-    // Where the unit's gradients are added (+=), grad_dtype, `padded` elements; zero at the start of each step. Valid
-    // until reduce(u).
+    // Where the unit's gradients are added (+=), in GradientStore's type of the unit, `padded` elements; zero at the
+    // start of each step. Valid until reduce(u).
     virtual void* gradients(int unit) = 0;
     // The compute work enqueued so far has completed the unit's gradients. `last`: of the step. Where gradients are
     // kept whole there is no other.

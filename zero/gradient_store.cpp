@@ -46,8 +46,16 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
     own_ = options_.offload_grads
                ? streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients")
                : streams_.take(ownership_.owned_elements(), dtype, MemKind::gradients, "own gradients");
-    unreduced_ = UnitPool(streams_.device, ownership_.units(), int(together) + (options_.overlap ? 1 : 0), dtype,
-                          MemKind::gathered, "unreduced gradients");
+    const bool narrow = options_.wire_dtype == DType::bf16 && options_.param_dtype == DType::bf16;
+    const bool some = std::count(options_.added_once.begin(), options_.added_once.end(), 1) > 0;
+    const bool bucket_waits = packed_.bytes() > 0;
+    if (narrow && some && !bucket_waits && group.rounds_first()) once_ = options_.wire_dtype;
+    std::vector<int64_t> bytes;
+    for (size_t u = 0; u < ownership_.units().size(); ++u)
+        bytes.push_back(checked_mul(ownership_.units()[u].padded, size_of(this->dtype(int(u))), "unreduced gradients"));
+    // Units of a bucket wait in their slots, embedding and head too.
+    unreduced_ = UnitPool(streams_.device, bytes, int(together) + (options_.overlap ? 1 : 0),
+                          options_.in_turn && !bucket_waits, MemKind::gathered, "unreduced gradients");
     arrived_ = streams_.take(ownership_.largest_owned(), dtype, MemKind::gathered, "reduced slice");
     if (options_.offload_grads) {
         from_host_.emplace(streams_.device, kFromHostStream);
@@ -69,7 +77,7 @@ void* GradientStore::gradients(int unit) {
     if (waits || (!unreduced_.holds(unit) && !unreduced_.has_room_for(unit))) reduce_bucket();
     if (unreduced_.holds(unit)) return unreduced_.data(unit);
     void* whole = unreduced_.acquire(unit, streams_.compute);
-    streams_.compute.zero(whole, u.padded * element_);
+    streams_.compute.zero(whole, u.padded * size_of(dtype(unit)));
     return whole;
 }
 
@@ -120,11 +128,11 @@ void GradientStore::all_reduce(void* whole, Offsets offsets) {
         {.out = whole, .in = whole, .offsets = offsets, .dtype = options_.grad_dtype, .wire = options_.wire_dtype});
 }
 
-void GradientStore::reduce_scatter(void* out, const void* whole, Offsets offsets) {
+void GradientStore::reduce_scatter(void* out, const void* whole, Offsets offsets, DType dtype) {
     streams_.mesh.shard().reduce_scatter(streams_.comm(), {.out = out,
                                                            .in = whole,
                                                            .offsets = offsets,
-                                                           .dtype = options_.grad_dtype,
+                                                           .dtype = dtype,
                                                            .wire = options_.wire_dtype,
                                                            .out_dtype = options_.grad_dtype});
 }
@@ -152,7 +160,7 @@ void GradientStore::reduce_together(const std::vector<int>& units, bool last) {
         return;
     }
     char* own = packed_.bytes_at(offsets[size_t(streams_.mesh.shard().rank())] * element_);
-    reduce_scatter(own, packed_.data(), offsets);
+    reduce_scatter(own, packed_.data(), offsets, options_.grad_dtype);
     for (const int unit : units) {
         const int64_t n = ownership_.owned(unit).elements.size();
         const bool adds = !options_.whole_gradients() && begun_[size_t(unit)];
@@ -196,7 +204,7 @@ void GradientStore::reduce_slices(int unit, void* whole, bool last) {
         from_host_->wait(gone_);
         from_host_->copy(earlier, slice, n * element_);
     }
-    reduce_scatter(adds ? arrived_.data() : sum, whole, ownership_.slices(unit));
+    reduce_scatter(adds ? arrived_.data() : sum, whole, ownership_.slices(unit), dtype(unit));
     if (adds) {
         if (on_host) comm.wait(from_host_->record());
         add(sum, earlier, arrived_.data(), n);

@@ -6,6 +6,12 @@
 //   stages 2, 3    whole for one unit at a time (unit_pool.h); reduce-scattered after each micro-batch and added to the
 //                  owned slices. With `accumulate_locally` as stage 1
 //
+// Types. Gradients are options.grad_dtype. In stages 2 and 3 an unreduced unit has the type on the wire if that is the
+// parameters' bf16, if one operation makes each element in a micro-batch (`added_once`: blocks without tp, which
+// adds its ranks' norms; a head is added chunk by chunk, a tied one by both of its uses), and if the collective rounds
+// all values before it adds any, as all between ranks do but the ring. Each element is rounded once either way, so the
+// bits are the same.
+//
 // Buckets. With `bucket_bytes` the units whose gradients are complete wait until the next one would not fit, and are
 // then reduced together by one collective: slice r of the bucket is slice r of each of its units, one after the other,
 // copied there and back. So an element's owner, and with it the order of its sum, is the same for any bucket; but not
@@ -42,6 +48,10 @@ class GradientStore : public GradientSink {
 
     void* gradients(int unit) override;
     void reduce(int unit, bool last) override;
+    DType dtype(int unit) const {
+        return once_.has_value() && options_.added_once[size_t(unit)] ? *once_ : options_.grad_dtype;
+    }
+    DType block_dtype() const { return once_.value_or(options_.grad_dtype); }  // of units that are added once
     bool reduces_each_micro_batch() const override { return !options_.whole_gradients(); }
 
     // The owned slice, summed over the ranks; valid on the compute stream after wait(), until begin_step().
@@ -59,7 +69,7 @@ class GradientStore : public GradientSink {
     void reduce_together(const std::vector<int>& units, bool last);
     void reduce_slices(int unit, void* whole, bool last);
     void all_reduce(void* whole, Offsets offsets);
-    void reduce_scatter(void* out, const void* whole, Offsets offsets);
+    void reduce_scatter(void* out, const void* whole, Offsets offsets, DType dtype);
     void add(void* sum, const void* earlier, const void* arrived, int64_t n);
     void all_reduce_copies(int unit, void* slice);
 
@@ -67,6 +77,7 @@ class GradientStore : public GradientSink {
     ZeroOptions options_;
     ZeroStreams streams_;
     int64_t element_;                             // bytes
+    std::optional<DType> once_;                   // of unreduced units that are added once; none: grad_dtype
     MovedBuffer whole_;                           // this
     Buffer own_;                                  // or this
     Buffer arrived_;                              // a reduced slice on its way to be added, or to the host

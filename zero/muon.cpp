@@ -48,7 +48,7 @@ void Muon::choose_rounds() {
 // The most work first, to the rank that has the least: of the round, then of all.
 void Muon::choose_owners() {
     std::vector<double> all(size_t(ranks_ * tp_.size), 0);
-    const auto flops = [](const Matrix* m) { return newton_schulz_flops(m->rows, m->cols, 1); };
+    const auto flops = [&](const Matrix* m) { return newton_schulz_flops(streams_.device, m->rows, m->cols, 1); };
     for (int r = 0; r < rounds(); ++r) {
         std::vector<Matrix*> here;
         for (Matrix& m : matrices_)

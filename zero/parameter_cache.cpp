@@ -28,8 +28,8 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
             MovedBuffer(streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
                                       dtype, MemKind::parameters, "parameters"));
     if (!options_.whole_parameters())
-        gathered_ =
-            UnitPool(streams_.device, wide_bytes(), gathered_at_once(), MemKind::gathered, "gathered parameters");
+        gathered_ = UnitPool(streams_.device, wide_bytes(), gathered_at_once(), options_.in_turn, MemKind::gathered,
+                             "gathered parameters");
     if (!options_.whole_parameters() && !options_.fp8_matrices.empty())
         fp8_.emplace(ownership_, options_.fp8_matrices, options_.param_dtype, gathered_at_once(), streams_);
 }
@@ -57,7 +57,7 @@ void ParameterCache::gather(int unit) {
     if (options_.whole_parameters()) return;
     UnitState& s = state_[size_t(unit)];
     if (fp8_ && fp8_->covers(unit)) {
-        s.ready = fp8_->gather(unit, owned(unit));
+        s.ready = fp8_->gather(unit);
         return;
     }
     Stream& comm = streams_.comm();

@@ -1,7 +1,7 @@
 #pragma once
 // A rank's parameters, and the cache of gathered units. Stages 0 to 2 keep all parameters whole; an update of a slice
 // is spread to the ranks that share the unit. Stage 3 keeps the owned slices and gathers units for as long as they are
-// read, in slots that units of one size use in turn (unit_pool.h). With symmetric collectives stages 1 and 2 keep one
+// read, in slots that units use one after the other (unit_pool.h). With symmetric collectives stages 1 and 2 keep one
 // copy for all ranks of the group: a slice is read where its owner has updated it, and nothing is copied. That is safe
 // because no owner updates before all ranks have reduced the gradients of all units, so after their last reading.
 //

@@ -31,7 +31,7 @@ class ParameterSource {
     virtual std::optional<Fp8Parameters> fp8_parameters(int) { return std::nullopt; }
     // The compute work enqueued so far was the last to read the unit until the next gather.
     virtual void release(int unit) = 0;
-    // How many units of one size can be whole at once; 0: parameters are always whole, and gather and release do
+    // How many units that share slots can be whole at once; 0: parameters are always whole, and gather and release do
     // nothing.
     virtual int gathered_at_once() const = 0;
 };

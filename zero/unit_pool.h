@@ -1,6 +1,10 @@
 #pragma once
-// Memory for units that are whole only for a while: gathered parameters, unreduced gradients. A slot serves units of
-// its size one after the other; whoever takes it next first waits for the event that ended its last use.
+// Memory for units that are whole only for a while: gathered parameters, unreduced gradients. A slot serves units one
+// after the other; whoever takes it next first waits for the event that ended its last use.
+//
+// Which units share slots: those of one size. Where units are used in turn, from the first to the last and back, with
+// at most `slots` at once, embedding and head are never there together: they share one slot, or, where that takes less,
+// all units share `slots` of the largest.
 
 #include <vector>
 
@@ -12,11 +16,9 @@ namespace rz {
 class UnitPool {
    public:
     UnitPool() = default;
-    // `slots` for each distinct unit size, but no more than there are units of it.
-    UnitPool(Device device, const std::vector<UnitLayout>& units, int slots, DType dtype, MemKind kind,
-             const char* name);
-    // Of units that take so many bytes; 0: none.
-    UnitPool(Device device, std::vector<int64_t> bytes, int slots, MemKind kind, const char* name);
+    // `slots` for units that share them, but no more than there are units.
+    // `bytes`: by unit; 0: none.
+    UnitPool(Device device, const std::vector<int64_t>& bytes, int slots, bool in_turn, MemKind kind, const char* name);
 
     bool holds(int unit) const { return slot_of_[size_t(unit)] >= 0; }
     void* data(int unit) const { return slots_[size_t(slot_of_[size_t(unit)])].memory.data(); }
@@ -36,8 +38,8 @@ class UnitPool {
     int find_free(int unit) const;
 
     std::vector<Slot> slots_;
-    std::vector<int> slot_of_;    // by unit, -1: not held
-    std::vector<int64_t> bytes_;  // by unit
+    std::vector<int> slot_of_;         // by unit, -1: not held
+    std::vector<int64_t> slot_bytes_;  // by unit: of the slots that serve it
     int64_t turns_ = 0;
 };
 

@@ -101,8 +101,11 @@ struct ZeroOptions {
     int host_threads = 0;                     // OpenMP's, of OffloadOptimizer::cpu; 0: as it is
     uint64_t rounding_seed = 0;               // of the stochastic rounding of bf16 masters and moments
     int prefetch = 1;                         // stage 3: units gathered ahead of use
+    bool in_turn = false;                     // units are used from the first to the last and back (unit_pool.h)
     bool overlap = true;                      // false: compute waits for each collective
     bool accumulate_locally = false;          // stages 2, 3: keep whole gradients until the last micro-batch
+    // Stages 2, 3: by unit, whether one operation makes each element of its gradient (gradient_store.h). Empty: none
+    std::vector<uint8_t> added_once = {};
     // Gradients of several units that are reduced by one collective, at most (gradient_store.h); 0: each unit by itself
     int64_t bucket_bytes = 0;
 

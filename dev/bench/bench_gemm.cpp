@@ -1,4 +1,5 @@
-// GEMM in the layouts of a linear layer: y = x W^T, dx = dy W, dW += dy^T x (in --grad-dtype). 2 M N K operations.
+// GEMM in the layouts of a linear layer: y = x W^T, also with a bias, dx = dy W, dW += dy^T x (in --grad-dtype).
+// 2 M N K operations.
 // Where cuBLASLt's algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the
 // library's own first choice.
 
@@ -19,7 +20,7 @@ int main(int argc, char** argv) {
         const int64_t M = shape[0], N = shape[1], K = shape[2];
         const DType t = b.dtype();
         const double flops = 2.0 * double(M) * double(N) * double(K);
-        const auto measure = [&](const char* name, const Gemm& g) {
+        const auto measure = [&](const char* name, const Gemm& g, bool biased = false) {
             const DType c_dtype = g.c_dtype;
             const bool check = flops < 2e11;  // the reference takes its time
             // fp32 sums of K products in another order, beside the rounding of C
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
                 a.a = m.random(g.M * g.K, t, 1);
                 a.b = m.random(g.K * g.N, t, 2);
                 a.c = m.random(g.M * g.N, c_dtype, 3, 1, "c");
+                if (biased) a.bias = m.random(g.N, c_dtype, 4);
                 // The library is checked against our loops.
                 const bool plain = own || (check && !m.device().is_cuda() && simd_level() == SimdLevel::baseline);
                 return [a, plain](Stream& s) {
@@ -54,6 +56,7 @@ int main(int argc, char** argv) {
         y.dtype = y.c_dtype = dx.dtype = dx.c_dtype = dw.dtype = t;
         if (!grad.empty()) dw.c_dtype = parse_dtype("--grad-dtype", grad);
         measure("y = x W^T", y);
+        measure("y = x W^T + b", y, true);
         measure("dx = dy W", dx);
         measure("dW += dy^T x", dw);
     });

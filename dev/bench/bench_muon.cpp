@@ -1,5 +1,6 @@
 // Muon on one matrix: the momentum, NorMuon's rows and the step, whose unavoidable bytes count, and Newton-Schulz's
-// five steps, whose products count: 2 m m n, 2 m m m and 2 m m n of each, m the smaller side.
+// five steps, whose products count: 2 m m n, 2 m m m and 2 m m n of each, m the smaller side; of the first two, which
+// are symmetric, the parts that are computed.
 
 #include "dev/bench/bench.h"
 #include "kernels/gemm/newton_schulz.h"
@@ -51,7 +52,7 @@ static void measure_rows(bench::Bench& b, int64_t rows, int64_t cols, DType x) {
 
 int main(int argc, char** argv) {
     using namespace rz;
-    bench::Bench bench("Muon step", "rows x cols", {"384x384", "384x1024"}, {"4096x4096", "14336x4096"});
+    bench::Bench bench("Muon step", "rows,cols", {"384x384", "384x1024"}, {"4096x4096", "14336x4096"});
     return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t rows = shape[0], cols = shape[1], n = rows * cols;
         const DType t = b.dtype(), x = t == DType::f32 ? DType::f32 : DType::bf16;
@@ -75,16 +76,38 @@ int main(int argc, char** argv) {
                 .x = m.random(n, x, 6, 1, "normalised"), .norm = m.values<float>({1.0f}), .n = n, .dtype = x};
             return [a](Stream& s) { muon_normalise(s, a); };
         });
-        b.measure({"Newton-Schulz, 5 steps", size, 0, newton_schulz_flops(rows, cols, 5), 1.0 / 16, n <= (1 << 20)},
+        // Both results round 15 products, in fp32 their sums too, a random walk; an element has the errors of all.
+        const double rounding = x == DType::f32 ? 0x1p-24 * std::sqrt(double(std::max(rows, cols))) : 0x1p-9;
+        b.measure({"Newton-Schulz, 5 steps", size, 0, newton_schulz_flops(b.device(), rows, cols, 5), 2 * 15 * rounding,
+                   n <= (1 << 20), 1},
                   [&](bench::Memory& m) {
-                      const NewtonSchulz a{
-                          .x = m.random(n, x, 3, 1, "x"),
-                          .rows = rows,
-                          .cols = cols,
-                          .dtype = x,
-                          .steps = jordan_steps(5),
-                          .work = m.output(newton_schulz_bytes(rows, cols, x) / 4, DType::f32, "work")};
+                      const NewtonSchulz a{.x = m.random(n, x, 3, 1, "x"),
+                                           .rows = rows,
+                                           .cols = cols,
+                                           .dtype = x,
+                                           .steps = jordan_steps(5),
+                                           .work = m.scratch(newton_schulz_bytes(rows, cols, x))};
                       return [a](Stream& s) { newton_schulz(s, a); };
+                  });
+        const int64_t small = std::min(rows, cols);
+        b.measure({"X X^T", bench::joined({small, small, n / small}), 0, symmetric_flops(b.device(), small, n / small),
+                   0, n <= (1 << 20)},
+                  [&](bench::Memory& m) {
+                      const Gemm a{.c = m.output(small * small, x, "s"),
+                                   .a = m.random(n, x, 12),
+                                   .b = m.random(n, x, 12),
+                                   .M = small,
+                                   .N = small,
+                                   .K = n / small,
+                                   .trans_b = true,
+                                   .dtype = x,
+                                   .c_dtype = x};
+                      return [a](Stream& s) { gemm_symmetric(s, a); };
+                  });
+        b.measure({"mirror", bench::joined({small, small}), double(small * small * size_of(x)), 0, 0, true},
+                  [&](bench::Memory& m) {
+                      const MuonMirror a{.s = m.random(small * small, x, 11, 1, "mirrored"), .n = small, .dtype = x};
+                      return [a](Stream& s) { muon_mirror(s, a); };
                   });
         measure_rows(b, rows, cols, x);
         const bool separate = t != DType::f32;

@@ -165,9 +165,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
                    {"seq_len", s.T},
                    {"dtype", name_of(s.dtype)},
                    {"fp8", s.dtype == DType::bf16 ? name_of(o.fp8) : "none"},
-                   {"recompute", o.recompute == Recompute::block ? "block"
-                                 : o.recompute == Recompute::mlp ? "mlp"
-                                                                 : "none"},
+                   {"recompute", name_of(o.recompute)},
                    {"seconds", seconds},
                    {"tokens_per_s", rate},
                    {"flops_per_token", per_token},
@@ -362,7 +360,7 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_option("--device", flags.device_name, "Device: auto, cuda or cpu.")->capture_default_str();
     app.add_option("--fp8", flags.fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")
         ->capture_default_str();
-    app.add_option("--recompute", flags.recompute, "Recomputation in the backward pass: none, mlp or block.")
+    app.add_option("--recompute", flags.recompute, "Recomputation in the backward pass, as train_llama's.")
         ->capture_default_str()
         ->check(CLI::IsMember({"none", "mlp", "block"}));
     app.add_option("--steps", o.steps, "Number of timed steps.")->capture_default_str()->check(CLI::PositiveNumber);

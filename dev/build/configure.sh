@@ -83,7 +83,7 @@ int main() { int n = 0; cudaGetDeviceCount(&n); cublasLtGetVersion(); }' -I"$hom
 int main() { int v = 0; ncclGetVersion(&v); }' -I"$nccl/include" -I"$home/include" -L"$nccl/lib" -L"$lib" -lnccl -lcudart; then
       echo "HAVE_NCCL := 1"
       echo "NCCL_CFLAGS := -I$nccl/include"
-      echo "NCCL_LIBS := -L$nccl/lib -lnccl"
+      echo "NCCL_LIBS := -Wl,-rpath,$nccl/lib"
     fi
   fi
 fi

@@ -11,7 +11,7 @@ cd "$(dirname "$0")/../.."
 versions=${*:-12.0 12.4 12.8 12.9}
 cuda=${CUDA_HOME:-/usr/local/cuda}
 mpi=$("${MPICXX:-mpicxx}" -show 2> /dev/null | grep -o -- '-I[^ ]*' | tr '\n' ' ') || mpi=
-every=$(ls kernels/*.cu kernels/*/*.cu test/simt/fake_*.cpp train_llama.cu
+every=$(ls kernels/*.cu kernels/*/*.cu comm/*.cu test/simt/fake_*.cpp train_llama.cu
         grep -rlE 'RZ_CUDA|cuda|nccl' kernels comm zero llama --include='*.cpp')
 # shellcheck disable=SC2086
 versioned=$(grep -lE 'cublasLt\.h|CUBLAS_VERSION|CUDART_VERSION' $every)
@@ -64,7 +64,7 @@ nccl=yes
 for version in ${newest:+${NCCL_VERSIONS:-2.18 2.27 2.28 2.29}}; do
   dir=build/nccl-$version
   headers NCCL "$version" "$dir" nccl.h nvidia-nccl-cu12 || continue
-  toolkit=$newest/include all_compile "NCCL $version" "$dir" "$(grep -l '<nccl.h>' comm/*.cpp)"
+  toolkit=$newest/include all_compile "NCCL $version" "$dir" "$(grep -lE '<nccl.h>|"comm/nccl_window.h"' comm/*.cpp comm/*.cu)"
 done
 echo "headers of CUDA $versions and NCCL: $failed failed, $skipped skipped"
 [ "$failed" = 0 ]

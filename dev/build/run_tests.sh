@@ -129,6 +129,8 @@ for section in $sections; do
       ! grep -q 90 "$build/ptx/arches" || run memory-access dev/gpu/kernel_counts.py "$build" --gate
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
+      # It installs torch into build/lm-eval, which recorder-full, at the end, takes from there.
+      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
@@ -139,7 +141,6 @@ for section in $sections; do
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 0.2 --steps 30
-      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.sh ./train_llama
       run muon test/program/test_muon.sh ./train_llama
@@ -160,7 +161,7 @@ for section in $sections; do
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
       run wandb test/program/test_wandb.sh ./train_llama
-      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
+      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run faults-whole test/program/test_faults.sh ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;

@@ -31,6 +31,8 @@ rz::cpu_scratch()::count                         scratch.h: threads of OpenMP be
 rz::gemm_dnnl_version()::name                    made once
 rz::(anonymous namespace)::Nvml::here()::nvml    made once
 rz::gemm_library_cuda()::name                    made once
+rz::lt_function(                                 made once
+rz::nccl_function(                               made once
 rz::print_escaped()::                            output.cpp: a process has one standard output and one standard error
 rz::NcclComm::launch_order                       made once
 rz::streams                                      queues.cpp: all of a process share the queues of its GPU

@@ -489,7 +489,7 @@ stage_memory() {
   model=$(pick "--preset small --batch 1 --seq-len 256" "--preset bytes --batch 1 --seq-len 32")
   for stage in 0 1 2 3; do
     # shellcheck disable=SC2086
-    try "ZeRO-$stage" mpirun -n "$ranks" "$train" --data "$data" $model --dtype bf16 --device "$DEVICE" --transport $transport --zero $stage \
+    try "ZeRO-$stage" mpirun -n "$ranks" "$train" --data "$data" $model --dtype bf16 --grad-dtype bf16 --device "$DEVICE" --transport $transport --zero $stage \
       --steps 2 --warmup 0 --val-every 0 --val-tokens 256 --timeout 60 --out "$WORK/zero$stage" || continue
     "$REPORT" zero-row "$WORK/zero$stage/ranks.json" "$WORK/zero$stage/final/model.safetensors" $stage >> "$ROWS" ||
       { failures=$((failures + 1)); note "ZeRO-$stage: more than the paper says, or no numbers"; }

@@ -19,9 +19,9 @@ T* within(T* address) {
 }
 
 std::string text_of(const Gemm& g) {
-    return format("%s %s %d %d %d %lld %lld %lld %lld %lld %lld", name_of(g.dtype), name_of(g.c_dtype), g.trans_a,
-                  g.trans_b, g.beta != 0, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.lda,
-                  (long long)g.ldb, (long long)g.ldc);
+    return format("%s %s %d %d %d %d %lld %lld %lld %lld %lld %lld", name_of(g.dtype), name_of(g.c_dtype), g.trans_a,
+                  g.trans_b, g.beta != 0, g.bias != nullptr, (long long)g.M, (long long)g.N, (long long)g.K,
+                  (long long)g.lda, (long long)g.ldb, (long long)g.ldc);
 }
 template <class G>
 std::string sizes(const G& g) {
@@ -39,7 +39,10 @@ void add_shape(std::map<std::string, ProductShapes::Any>& all, G g) {
     if (g.M == 0 || g.N == 0) return;
     g.a = within(g.a), g.b = within(g.b), g.c = within(g.c);
     const auto offset = [](const void* p) { return int(reinterpret_cast<uintptr_t>(p)); };
-    all.emplace(text_of(g) + format(" at %d %d %d", offset(g.a), offset(g.b), offset(g.c)), g);
+    std::string text = text_of(g) + format(" at %d %d %d", offset(g.a), offset(g.b), offset(g.c));
+    if constexpr (std::is_same_v<G, Gemm>)
+        if ((g.add = within(g.add))) text += format(" %d", offset(g.add));  // aligned it changes no choice
+    all.emplace(text, g);
 }
 
 struct Bytes {
@@ -47,8 +50,10 @@ struct Bytes {
 };
 Bytes bytes_of(const Gemm& g) {
     const int64_t lda = g.lda ? g.lda : g.trans_a ? g.M : g.K, ldb = g.ldb ? g.ldb : g.trans_b ? g.K : g.N;
-    return {(g.trans_a ? g.K : g.M) * lda * size_of(g.dtype), (g.trans_b ? g.N : g.K) * ldb * size_of(g.dtype),
-            g.M * (g.ldc ? g.ldc : g.N) * size_of(g.c_dtype), 0};
+    const int64_t a = (g.trans_a ? g.K : g.M) * lda * size_of(g.dtype), bias = g.N * size_of(g.c_dtype);
+    const int64_t b = (g.trans_b ? g.N : g.K) * ldb * size_of(g.dtype),
+                  c = g.M * (g.ldc ? g.ldc : g.N) * size_of(g.c_dtype);
+    return {g.bias ? std::max(a, bias) : a, g.add ? std::max(b, c) : b, c, 0};
 }
 // The most scales are those of 4 bytes for each 128 elements of a row, or of a byte for each 32.
 template <class G>
@@ -83,6 +88,8 @@ T* placed(const Buffer& in, T* offset) {
 }
 void run(Stream& s, Gemm g, const Operands& o) {
     g.a = placed(o.a, g.a), g.b = placed(o.b, g.b), g.c = placed(o.c, g.c);
+    if (g.bias) g.bias = o.a.data();
+    if (g.add) g.add = placed(o.b, g.add);
     gemm(s, g);
 }
 template <class G>

@@ -59,12 +59,17 @@ template <class C>
 void write_tile(const Gemm& g, const float* tile, int64_t m0, int64_t rows, int64_t n0, int64_t columns) {
     for (int64_t m = 0; m < rows; ++m) {
         C* c = static_cast<C*>(g.c) + (m0 + m) * g.ldc + n0;
+        const C* old = static_cast<const C*>(g.add ? g.add : g.c) + (m0 + m) * g.ldc + n0;
         const float* t = tile + m * kTileN;
-        if (g.beta == 0)  // C may hold anything, NaN included
+        if (g.bias)
+            for_vectors(columns, [&](int64_t n, auto lanes) RZ_LAMBDA {
+                store(c + n, load(t + n) + load(static_cast<const C*>(g.bias) + n0 + n, lanes), lanes);
+            });
+        else if (g.beta == 0)  // C may hold anything, NaN included
             for_vectors(columns, [&](int64_t n, auto lanes) RZ_LAMBDA { store(c + n, g.alpha * load(t + n), lanes); });
         else
             for_vectors(columns, [&](int64_t n, auto lanes) RZ_LAMBDA {
-                store(c + n, g.alpha * load(t + n) + g.beta * load(c + n, lanes), lanes);
+                store(c + n, g.alpha * load(t + n) + g.beta * load(old + n, lanes), lanes);
             });
     }
 }
@@ -103,6 +108,7 @@ void gemm_row_t(const Gemm& g) {
     constexpr int64_t kColumns = 8;
     const T *a = static_cast<const T*>(g.a), *b = static_cast<const T*>(g.b);
     C* c = static_cast<C*>(g.c);
+    const C* old = static_cast<const C*>(g.add ? g.add : g.c);
 #pragma omp parallel for if (g.N * g.K >= 64 * kSerialBelow)
     for (int64_t n0 = 0; n0 < g.N; n0 += kColumns) {
         const int64_t columns = g.N - n0 < kColumns ? g.N - n0 : kColumns;
@@ -119,7 +125,8 @@ void gemm_row_t(const Gemm& g) {
                 });
         for (int64_t i = 0; i < columns; ++i) {
             const float y = g.alpha * sum_of(dots[i]);
-            c[n0 + i] = C(g.beta == 0 ? y : y + g.beta * float(c[n0 + i]));
+            const float more = g.bias ? float(static_cast<const C*>(g.bias)[n0 + i]) : 0;
+            c[n0 + i] = C(g.beta == 0 ? y + more : y + g.beta * float(old[n0 + i]));
         }
     }
 }
@@ -196,7 +203,13 @@ void gemm(Stream& stream, const Gemm& a) {
     check_stride("lda", g.lda, g.trans_a ? g.M : g.K);
     check_stride("ldb", g.ldb, g.trans_b ? g.K : g.N);
     check_stride("ldc", g.ldc, g.N);
+    require(!g.bias || (g.alpha == 1 && g.beta == 0), "%s: a bias with alpha %g and beta %g; it goes with 1 and 0", op,
+            double(g.alpha), double(g.beta));
+    require(!g.add || (g.beta != 0 && g.add != g.c), "%s: a matrix to add %s", op,
+            g.beta == 0 ? "with beta 0; give another beta" : "that is C; leave it out");
     if (g.M == 0 || g.N == 0) return;
+    if (g.add) check_pointer(op, "add", g.add, size_of(g.c_dtype));
+    if (g.bias) check_pointer(op, "bias", g.bias, 16);
     check_pointer(op, "c", g.c, size_of(g.c_dtype));
     if (g.K > 0) {
         check_pointer(op, "a", g.a, size_of(g.dtype));

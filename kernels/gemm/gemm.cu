@@ -31,69 +31,58 @@ cudaDataType_t cuda_type(DType t) {
 struct Key {
     int device;
     int64_t M, N, K, lda, ldb, ldc;
-    bool trans_a, trans_b, accumulate;
+    bool trans_a, trans_b, accumulate, biased;
     DType dtype, c_dtype;
     uint32_t alignment;
     auto tied() const {
-        return std::tie(device, M, N, K, lda, ldb, ldc, trans_a, trans_b, accumulate, dtype, c_dtype, alignment);
+        return std::tie(device, M, N, K, lda, ldb, ldc, trans_a, trans_b, accumulate, biased, dtype, c_dtype,
+                        alignment);
     }
     bool operator<(const Key& other) const { return tied() < other.tied(); }
     std::string text() const {
         return format("%s (%lld x %lld x %lld)%s%s, C %s%s, strides %lld %lld %lld, aligned to %u", name_of(dtype),
                       (long long)M, (long long)N, (long long)K, trans_a ? ", A^T" : "", trans_b ? ", B^T" : "",
-                      name_of(c_dtype), accumulate ? " accumulated" : "", (long long)lda, (long long)ldb,
-                      (long long)ldc, alignment);
+                      name_of(c_dtype),
+                      accumulate ? " accumulated"
+                      : biased   ? " with a bias"
+                                 : "",
+                      (long long)lda, (long long)ldb, (long long)ldc, alignment);
     }
 };
 
-struct Plan {
-    cublasLtMatmulDesc_t operation = nullptr;
-    cublasLtMatrixLayout_t first = nullptr, second = nullptr, result = nullptr;  // B, A, C
-    cublasLtMatmulAlgo_t algorithm;
+// This call's own: another thread's bias is never in it.
+struct Call {
+    cublasLtMatmulDescOpaque_t operation;
+    cublasLtMatrixLayoutOpaque_t first, second, result;  // B, A, C
+
+    Call(const Key& key, const void* bias) {
+        check_lt(cublasLtMatmulDescInit(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescInit");
+        set(CUBLASLT_MATMUL_DESC_TRANSA, key.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N);
+        set(CUBLASLT_MATMUL_DESC_TRANSB, key.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N);
+        if (bias) {
+            set(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_BIAS);  // one for each of C's columns
+            set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+        }
+        init(first, key.dtype, key.trans_b ? key.N : key.K, key.trans_b ? key.K : key.N, key.ldb);
+        init(second, key.dtype, key.trans_a ? key.K : key.M, key.trans_a ? key.M : key.K, key.lda);
+        init(result, key.c_dtype, key.M, key.N, key.ldc);
+    }
+
+   private:
+    template <class T>
+    void set(cublasLtMatmulDescAttributes_t what, const T& value) {
+        check_lt(cublasLtMatmulDescSetAttribute(&operation, what, &value, sizeof value),
+                 "cublasLtMatmulDescSetAttribute");
+    }
+    static void init(cublasLtMatrixLayoutOpaque_t& layout, DType t, int64_t rows, int64_t columns, int64_t stride) {
+        check_lt(cublasLtMatrixLayoutInit(&layout, cuda_type(t), uint64_t(columns), uint64_t(rows), stride),
+                 "cublasLtMatrixLayoutInit");
+    }
 };
-
-cublasLtMatrixLayout_t make_layout(DType t, int64_t rows, int64_t columns, int64_t stride) {
-    cublasLtMatrixLayout_t layout = nullptr;
-    check_lt(cublasLtMatrixLayoutCreate(&layout, cuda_type(t), uint64_t(columns), uint64_t(rows), stride),
-             "cublasLtMatrixLayoutCreate");
-    return layout;
-}
-
-Plan make_plan(const Key& key) {
-    Plan plan;
-    check_lt(cublasLtMatmulDescCreate(&plan.operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), "cublasLtMatmulDescCreate");
-    const cublasOperation_t first = key.trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const cublasOperation_t second = key.trans_a ? CUBLAS_OP_T : CUBLAS_OP_N;
-    check_lt(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof(first)),
-             "cublasLtMatmulDescSetAttribute");
-    check_lt(cublasLtMatmulDescSetAttribute(plan.operation, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof(second)),
-             "cublasLtMatmulDescSetAttribute");
-    plan.first =
-        key.trans_b ? make_layout(key.dtype, key.N, key.K, key.ldb) : make_layout(key.dtype, key.K, key.N, key.ldb);
-    plan.second =
-        key.trans_a ? make_layout(key.dtype, key.K, key.M, key.lda) : make_layout(key.dtype, key.M, key.K, key.lda);
-    plan.result = make_layout(key.c_dtype, key.M, key.N, key.ldc);
-    return plan;
-}
-
-LtProduct product_of(const Key& key, const Plan& plan, const Gemm& a) {
-    return {plan.operation,
-            plan.first,
-            plan.second,
-            plan.result,
-            a.b,
-            a.a,
-            a.c,
-            a.alpha,
-            a.beta,
-            key.M * key.ldc * size_of(key.c_dtype),
-            key.c_dtype,
-            key.alignment};
-}
 
 }  // namespace
 
-// Handles, workspaces and plans of one rank.
+// Handles, workspaces and the algorithms that were chosen, of one rank.
 class GemmPlans {
    public:
     static GemmPlans& of(RankContext& rank) {
@@ -103,23 +92,32 @@ class GemmPlans {
     }
 
     ~GemmPlans() {
-        for (auto& [index, plan] : plans_) {
-            cublasLtMatmulDescDestroy(plan.operation);
-            for (cublasLtMatrixLayout_t layout : {plan.first, plan.second, plan.result})
-                cublasLtMatrixLayoutDestroy(layout);
-        }
         for (const auto& [device, handle] : handles_) cublasLtDestroy(handle);
     }
 
     void run(const Key& key, const Gemm& a, Stream& stream) {
+        Call call(key, a.bias);
+        const LtProduct product{&call.operation,
+                                &call.first,
+                                &call.second,
+                                &call.result,
+                                a.b,
+                                a.a,
+                                a.c,
+                                a.alpha,
+                                a.beta,
+                                key.M * key.ldc * size_of(key.c_dtype),
+                                key.c_dtype,
+                                key.alignment,
+                                a.add};
         LtSession session;
-        const Plan* plan;
+        cublasLtMatmulAlgo_t algorithm;
         {
             const std::scoped_lock lock(mutex_);
             session = session_of(stream);
-            plan = &plan_of(key, a, session, stream);
+            algorithm = choose(key, product, session, stream);
         }
-        multiply(product_of(key, *plan, a), session, plan->algorithm, stream);
+        multiply(product, session, algorithm, stream);
     }
 
     LtSession session(Stream& stream) {
@@ -152,20 +150,18 @@ class GemmPlans {
         return {handle_of(device), buffer.data(), size_t(buffer.bytes())};
     }
 
-    const Plan& plan_of(const Key& key, const Gemm& a, const LtSession& session, Stream& stream) {
+    cublasLtMatmulAlgo_t choose(const Key& key, const LtProduct& product, const LtSession& session, Stream& stream) {
         const GemmTuning& tuning = gemm_tuning(stream.context());
         const auto index = std::make_tuple(key, tuning.tune, tuning.cache_file);
-        const auto found = plans_.find(index);
-        if (found != plans_.end()) return found->second;
-        Plan plan = make_plan(key);
-        plan.algorithm = choose_algorithm(product_of(key, plan, a), key.text(), session, stream);
-        return plans_.emplace(index, plan).first->second;
+        const auto found = algorithms_.find(index);
+        if (found != algorithms_.end()) return found->second;
+        return algorithms_.emplace(index, choose_algorithm(product, key.text(), session, stream)).first->second;
     }
 
     std::mutex mutex_;
     std::map<int, cublasLtHandle_t> handles_;
     std::map<std::pair<int, CudaStream>, Buffer> workspaces_;
-    std::map<std::tuple<Key, GemmTune, std::string>, Plan> plans_;
+    std::map<std::tuple<Key, GemmTune, std::string>, cublasLtMatmulAlgo_t> algorithms_;
 };
 
 LtSession lt_session(Stream& stream) { return GemmPlans::of(stream.context()).session(stream); }
@@ -184,9 +180,10 @@ void gemm_cuda(const Gemm& a, Stream& stream) {
                   a.trans_a,
                   a.trans_b,
                   a.beta != 0,
+                  a.bias != nullptr,
                   a.dtype,
                   a.c_dtype,
-                  common_alignment(a.a, a.b, a.c)};
+                  common_alignment(a.a, a.b, a.c, a.add)};
     GemmPlans::of(stream.context()).run(key, a, stream);
 }
 

@@ -1,9 +1,10 @@
 #pragma once
-// Row-major matrix product: C = alpha * op(A) op(B) + beta * C, op(X) = X or X^T; fp32 accumulation, one rounding to C.
+// Row-major matrix product: C = alpha * op(A) op(B) + beta * C, op(X) = X or X^T, or + beta * `add`, which is not in C;
+// or op(A) op(B) + bias, added to every row; fp32 accumulation, one rounding to C.
 //
 // CPU: oneDNN (fp32, bf16), or our own blocked loops where it is absent. CUDA: cuBLASLt, algorithm chosen once per
-// shape. The same call on the same machine gives the same bits; different M splits of one product may differ in the
-// last bit.
+// shape. The same call on the same machine gives the same bits, also with `add` in C; different M splits of one product
+// may differ in the last bit.
 
 #include "kernels/runtime/device.h"
 
@@ -19,6 +20,8 @@ struct Gemm {
     DType dtype;                        // of A and B
     DType c_dtype;                      // dtype, or fp32
     int64_t lda = 0, ldb = 0, ldc = 0;  // 0: dense
+    const void* bias = nullptr;         // (N) c_dtype, 16-byte aligned; alpha is 1 and beta 0 then
+    const void* add = nullptr;          // (M, N) c_dtype, row stride ldc, apart from C; beta is not 0 then
 
     // What it is in a linear layer, for op timers.
     const char* label() const { return trans_a ? "Gemm dW = dy^T x" : trans_b ? "Gemm y = x W^T" : "Gemm dx = dy W"; }

@@ -21,6 +21,7 @@ const char* gemm_dnnl_version() { return nullptr; }
 #include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
 
+#include "kernels/copy_rows.h"
 #include "kernels/scratch.h"
 
 namespace rz {
@@ -28,7 +29,7 @@ namespace rz {
 namespace {
 
 // Everything that a primitive depends on.
-using Key = std::array<int64_t, 12>;
+using Key = std::array<int64_t, 13>;
 
 Key key_of(const Gemm& g) {
     return {g.M,
@@ -42,12 +43,13 @@ Key key_of(const Gemm& g) {
             g.ldb,
             g.ldc,
             int64_t(g.dtype),
-            int64_t(g.c_dtype)};
+            int64_t(g.c_dtype),
+            g.bias != nullptr};
 }
 
 struct Plan {
-    dnnl::matmul matmul;  // empty: oneDNN has nothing fast for this product
-    dnnl::memory::desc a, b, c, scratch;
+    dnnl::matmul matmul;                        // empty: oneDNN has nothing fast for this product
+    dnnl::memory::desc a, b, c, bias, scratch;  // bias: empty without one
 };
 
 dnnl::engine& engine() {
@@ -66,7 +68,7 @@ dnnl::memory::data_type type_of(DType t) {
     __builtin_unreachable();
 }
 
-// oneDNN 3 changed how both are said. c = alpha a b + beta c.
+// oneDNN 3 changed how both are said. c = alpha a b + beta c; alpha would multiply a bias too.
 dnnl::primitive_attr attributes(const Gemm& g) {
     dnnl::primitive_attr attr;
     dnnl::post_ops ops;
@@ -83,9 +85,9 @@ dnnl::primitive_attr attributes(const Gemm& g) {
 
 dnnl::matmul::primitive_desc describe(const Plan& plan, const dnnl::primitive_attr& attr) {
 #if DNNL_VERSION_MAJOR >= 3
-    return {engine(), plan.a, plan.b, plan.c, attr};
+    return {engine(), plan.a, plan.b, plan.bias, plan.c, attr};
 #else
-    return {dnnl::matmul::desc(plan.a, plan.b, plan.c), attr, engine()};
+    return {dnnl::matmul::desc(plan.a, plan.b, plan.bias, plan.c), attr, engine()};
 #endif
 }
 
@@ -153,6 +155,7 @@ Plan make_plan(const Gemm& g) {
     plan.a = {{g.M, g.K}, type_of(g.dtype), g.trans_a ? dnnl::memory::dims{1, g.lda} : dnnl::memory::dims{g.lda, 1}};
     plan.b = {{g.K, g.N}, type_of(g.dtype), g.trans_b ? dnnl::memory::dims{1, g.ldb} : dnnl::memory::dims{g.ldb, 1}};
     plan.c = {{g.M, g.N}, type_of(g.c_dtype), dnnl::memory::dims{g.ldc, 1}};
+    if (g.bias) plan.bias = {{1, g.N}, type_of(g.c_dtype), dnnl::memory::dims{g.N, 1}};
     try {
         const dnnl::matmul::primitive_desc pd = describe(plan, attributes(g));
         if (std::string(pd.impl_info_str()).find("ref") != std::string::npos) return plan;
@@ -204,14 +207,25 @@ bool gemm_dnnl(const Gemm& g) {
     thread_local PlanCache cache;
     const std::shared_ptr<const Plan> plan = cache.find(g);
     if (!plan->matmul) return false;
+    if (g.add)  // what oneDNN adds is in C
+        copy_rows_cpu({.out = g.c,
+                       .x = g.add,
+                       .rows = g.M,
+                       .columns = g.N,
+                       .out_stride = g.ldc,
+                       .stride = g.ldc,
+                       .out_dtype = g.c_dtype,
+                       .dtype = g.c_dtype});
     try {
         thread_local dnnl::stream stream(engine());
         const dnnl::memory a(plan->a, engine(), const_cast<void*>(g.a)), b(plan->b, engine(), const_cast<void*>(g.b)),
             c(plan->c, engine(), g.c);
         const int64_t bytes = int64_t(plan->scratch.get_size());
         const dnnl::memory scratch(plan->scratch, engine(), bytes ? thread_scratch<0>(bytes) : nullptr);
-        plan->matmul.execute(
-            stream, {{DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratch}});
+        std::unordered_map<int, dnnl::memory> arguments = {
+            {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratch}};
+        if (g.bias) arguments[DNNL_ARG_BIAS] = {plan->bias, engine(), const_cast<void*>(g.bias)};
+        plan->matmul.execute(stream, arguments);
         stream.wait();
     } catch (const dnnl::error& error) {
         fail("gemm: oneDNN: %s (M=%lld N=%lld K=%lld)", error.what(), (long long)g.M, (long long)g.N, (long long)g.K);

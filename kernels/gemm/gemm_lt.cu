@@ -52,8 +52,8 @@ Suggestions suggestions(const LtProduct& p, const std::string& key, const LtSess
 cublasStatus_t enqueue(const LtProduct& p, void* c, const LtSession& session, const cublasLtMatmulAlgo_t& algorithm,
                        Stream& stream) {
     return cublasLtMatmul(session.handle, p.operation, &p.alpha, p.first_data, p.first, p.second_data, p.second,
-                          &p.beta, c, p.result, c, p.result, &algorithm, session.workspace, session.workspace_bytes,
-                          stream.cuda());
+                          &p.beta, p.add ? p.add : c, p.result, c, p.result, &algorithm, session.workspace,
+                          session.workspace_bytes, stream.cuda());
 }
 
 // Whether algorithms sum in one order, by what is left of a product when its rounded C, as the first suggestion makes
@@ -63,7 +63,7 @@ class SumsOf {
     SumsOf(const LtProduct& p, const LtSession& session, const Buffer& c, const Buffer& rounded, Stream& on)
         : p_(p), session_(session), c_(c), rounded_(rounded), on_(on) {
         sum_ = Buffer(on.device(), sizeof(uint64_t), MemKind::workspace, "bits of a timed product");
-        p_.beta = 0;
+        p_.beta = 0, p_.add = nullptr;
     }
     // False if the library refuses to run it.
     bool start(const cublasLtMatmulAlgo_t& first) {
@@ -216,9 +216,9 @@ void multiply(const LtProduct& p, const LtSession& session, const cublasLtMatmul
     check_lt(enqueue(p, p.c, session, algorithm, stream), "cublasLtMatmul");
 }
 
-uint32_t common_alignment(const void* a, const void* b, const void* c) {
-    const uintptr_t bits =
-        reinterpret_cast<uintptr_t>(a) | reinterpret_cast<uintptr_t>(b) | reinterpret_cast<uintptr_t>(c) | 256;
+uint32_t common_alignment(const void* a, const void* b, const void* c, const void* add) {
+    uintptr_t bits = 256;
+    for (const void* p : {a, b, c, add}) bits |= reinterpret_cast<uintptr_t>(p);
     return uint32_t(bits & ~(bits - 1));
 }
 

@@ -34,6 +34,7 @@ struct LtProduct {
     int64_t c_bytes;  // that C spans
     DType c_dtype;
     uint32_t alignment;
+    const void* add = nullptr;  // what beta multiplies; null: c
 };
 
 // As gemm_tuning.h says: from the cache file, measured, or the library's first suggestion. Throws if it has none. `key`
@@ -42,6 +43,6 @@ cublasLtMatmulAlgo_t choose_algorithm(const LtProduct&, const std::string& key, 
 void multiply(const LtProduct&, const LtSession&, const cublasLtMatmulAlgo_t&, Stream&);
 
 // The largest power of two up to 256 that divides every address.
-uint32_t common_alignment(const void* a, const void* b, const void* c);
+uint32_t common_alignment(const void* a, const void* b, const void* c, const void* add = nullptr);
 
 }  // namespace rz

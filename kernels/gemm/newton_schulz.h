@@ -8,6 +8,7 @@
 
 #include <vector>
 
+#include "kernels/gemm/gemm.h"
 #include "kernels/runtime/device.h"
 
 namespace rz {
@@ -21,7 +22,12 @@ std::vector<Quintic> jordan_steps(int steps);
 std::vector<Quintic> polar_express_steps(int steps);
 constexpr float kPolarExpressMargin = 1.01f;  // of the norm: rounding may not take a singular value beyond 1
 
-// Enqueues products of kernels/gemm and the ops above.
+// A product that is symmetric, C or what is added too: M is N, C dense. Parts of its rows, from the diagonal on, and
+// their mirror image: C is symmetric to the bit. A small one is computed whole.
+void gemm_symmetric(Stream&, const Gemm&);
+double symmetric_flops(Device, int64_t n, int64_t k);  // of C (n, n), summed over k
+
+// Enqueues products of kernels/gemm and ops of kernels/muon.h.
 struct NewtonSchulz {
     void* x;  // (rows, cols) dtype   in place: u, then the orthogonal matrix
     int64_t rows, cols;
@@ -31,7 +37,7 @@ struct NewtonSchulz {
     void* work;  // newton_schulz_bytes(), 64-byte aligned
 };
 int64_t newton_schulz_bytes(int64_t rows, int64_t cols, DType dtype);
-double newton_schulz_flops(int64_t rows, int64_t cols, int steps);
+double newton_schulz_flops(Device, int64_t rows, int64_t cols, int steps);
 void newton_schulz(Stream&, const NewtonSchulz&);
 
 }  // namespace rz

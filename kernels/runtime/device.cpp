@@ -20,6 +20,7 @@
 #endif
 
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/cuda_build.h"
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/op_timer.h"
 #include "kernels/runtime/queues.h"
@@ -465,13 +466,24 @@ bool built_with_cuda() {
 #endif
 }
 
+std::string cuda_build() {
+#ifdef RZ_CUDA
+    // NVIDIA's minor version compatibility: the first driver of the toolkit's major version will do.
+    static_assert(CUDART_VERSION >= 12000 && CUDART_VERSION < 14000, "which driver is the first of this CUDA?");
+    return format("CUDA %d.%d, driver %s or newer", CUDART_VERSION / 1000, CUDART_VERSION % 1000 / 10,
+                  CUDART_VERSION >= 13000 ? "580" : "525");
+#else
+    return "no CUDA";
+#endif
+}
+
 int cuda_device_count(std::string* why) {
     std::string reason;
     int count = 0;
 #ifdef RZ_CUDA
     const cudaError_t status = cudaGetDeviceCount(&count);  // leaves count as it is on failure
     if (status == cudaErrorInsufficientDriver)
-        reason = "no NVIDIA driver, or one older than this program's CUDA";
+        reason = "no NVIDIA driver, or one older than this program's: " + cuda_build();
     else if (status != cudaSuccess)
         reason = cudaGetErrorString(status);
     else if (count == 0)

@@ -35,8 +35,8 @@ const Number kNumbers[] = {
     {"memory-gib", &Machine::memory_gib, 1e-3, kMost, true},
     {"outside-min-mib", &Machine::outside_min_mib, 0, kMost},
     {"outside-max-mib", &Machine::outside_max_mib, 0, kMost},
-    {"comm-min-mib", &Machine::comm_min_mib, 0, kMost},
-    {"comm-max-mib", &Machine::comm_max_mib, 0, kMost},
+    {"nccl-version", &Machine::nccl_version, 2.18, 2.99},
+    {"nccl-buffer-mib", &Machine::nccl_buffer_mib, 1, 1 << 10},
     {"peak-bf16-tflops", &Machine::peak_bf16, 0, kMost},
     {"peak-fp32-tflops", &Machine::peak_fp32, 0, kMost},
     {"peak-fp8-tflops", &Machine::peak_fp8, 0, kMost},
@@ -104,6 +104,12 @@ bool take(Machine& m, const std::string& file, const TomlEntry& e) {
         }
     if (e.key == "about") return m.about = only(file, e), true;
     if (e.key == "match") return m.match = only(file, e), true;
+    if (e.key == "link") {
+        const std::string& link = only(file, e);
+        require(link == "nvlink" || link == "pcie", "%s: link = %s: it must be nvlink or pcie", file.c_str(),
+                link.c_str());
+        return m.nvlink = link == "nvlink", true;
+    }
     if (e.key != "kind") return false;
     const std::string& kind = only(file, e);
     require(kind == "gpu" || kind == "cpu", "%s: kind = %s: it must be gpu or cpu", file.c_str(), kind.c_str());
@@ -112,7 +118,7 @@ bool take(Machine& m, const std::string& file, const TomlEntry& e) {
 }
 
 std::vector<std::string> keys() {
-    std::vector<std::string> all = {"about", "match", "kind"};
+    std::vector<std::string> all = {"about", "match", "kind", "link"};
     for (const Number& n : kNumbers) all.emplace_back(n.key);
     for (const Whole& w : kWholes) all.emplace_back(w.key);
     for (const Rates& r : kRates) all.emplace_back(r.key);
@@ -132,8 +138,7 @@ Machine read_machine(const std::string& file, const std::vector<TomlEntry>& entr
     }
     for (const Number& n : kNumbers)
         require(!n.required || found.count(n.key), "%s: %s is missing", file.c_str(), n.key);
-    require(m.outside_min_mib <= m.outside_max_mib && m.comm_min_mib <= m.comm_max_mib,
-            "%s: outside-min-mib and comm-min-mib can't be above outside-max-mib and comm-max-mib", file.c_str());
+    require(m.outside_min_mib <= m.outside_max_mib, "%s: outside-min-mib can't be above outside-max-mib", file.c_str());
     // What is not given for attention: shares of the GEMM rate that are usual with our kernels' kind.
     for (auto [to, share] : {std::pair(&Machine::attention_forward_128, 0.6),
                              {&Machine::attention_backward_128, 0.45},
@@ -144,6 +149,15 @@ Machine read_machine(const std::string& file, const std::vector<TomlEntry>& entr
 }
 
 }  // namespace
+
+NcclModel Machine::nccl() const {
+    const int digits = int(std::lround(100 * nccl_version));  // 2.28: 228
+    const int version_code = digits / 100 * 10000 + digits % 100 * 100;
+    return {.version = version_code,
+            .nvlink = nvlink,
+            .buffer = int64_t(nccl_buffer_mib * double(1 << 20)),
+            .ranks_per_node = ranks_per_node};
+}
 
 int64_t Machine::memory_bytes(int64_t ranks_on_node) const {
     const double bytes = memory_gib * double(int64_t(1) << 30);

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/nccl_memory.h"
 #include "kernels/runtime/device.h"
 
 namespace rz {
@@ -19,9 +20,11 @@ struct Machine {
     double multiprocessors = 0;  // of a card; 0: unknown
 
     // Memory of a card, or of a host that its ranks share. Beside what the ledger counts a rank takes between
-    // outside_min and outside_max: context, kernels, the libraries' own; a rank of several, comm_* more.
+    // outside_min and outside_max: context, kernels, the libraries' own; NCCL takes more (comm/nccl_memory.h).
     double memory_gib = 0;
-    double outside_min_mib = 0, outside_max_mib = 0, comm_min_mib = 0, comm_max_mib = 0;
+    double outside_min_mib = 0, outside_max_mib = 0;
+    double nccl_version = 2.28, nccl_buffer_mib = 4;  // NCCL_BUFFSIZE
+    bool nvlink = true;                               // between ranks of a node; else PCIe
 
     // TFLOP/s. peak: the vendor's dense peak, which MFU is measured against. gemm: what large products reach.
     double peak_bf16 = 0, peak_fp32 = 0, peak_fp8 = 0;
@@ -45,6 +48,7 @@ struct Machine {
     // before a group of messages and before a sum.
     double link_message_us = 0, card_message_us = 0, group_gap_us = 0, sum_gap_us = 0;
 
+    NcclModel nccl() const;
     int64_t memory_bytes(int64_t ranks_on_node) const;  // of a rank
     int64_t host_memory_bytes() const { return int64_t(host_memory_gib * double(int64_t(1) << 30)); }
     // FLOP/s that MFU is measured against, whatever a run's types: dense bf16, as is published; 0: unknown.

@@ -77,9 +77,9 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
 // What is pending lies where the pass works anyway, and the gradient of the residual stream is one buffer throughout.
 // Those of last products have scratch.branch.
 void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, char* dw, const BlockActivations& a,
-                     const BlockScratch& scratch, void* dresid, bool gate_up_again) const {
+                     const BlockScratch& scratch, void* dresid, Recompute what) const {
     BlockPass p = pass(s, shape, scratch, a.scales);
-    if (gate_up_again) gate_up_.forward(p, a.gate_up, a.h2, w.gate_up);
+    recompute(p, w, a, what);
     void* const dlast = config_.post_norm ? scratch.branch : dresid;
     const PendingBlock d{.h1 = a.h1,
                          .h2 = a.h2,
@@ -93,8 +93,9 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
 }
 
 void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
-                       const PendingBlock& d, const BlockScratch& scratch, void* dresid) const {
+                       const PendingBlock& d, const BlockScratch& scratch, void* dresid, Recompute what) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
+    recompute(p, w, a, what);
     if (config_.post_norm) s.copy(dresid, d.dout, p.R * config_.dim * size_of(dtype_));
     backward(p, w, nullptr, a, d, dresid);
 }
@@ -102,7 +103,7 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
 // Of the rows that the four products read, those of one come into scratch.whole or scratch.ahead while the product
 // before reads the other.
 void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& d,
-                        const BlockScratch& scratch, Event& dout_there, const void* next_dout) const {
+                        const BlockScratch& scratch, Event& dout_there, const PendingBlock* next) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
     p.whole = std::exchange(dout_there, {});
     const void* dout = down_.all_rows(p, d.dout);
@@ -113,9 +114,10 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
     qkv_.x_sets_off(p, d.h1);
     const void* dmid = out_.all_rows(p, d.dmid);
     out_.weight_grad(p, dw, dmid, d.o);
-    if (next_dout) down_.dy_sets_off(p, next_dout);
+    BlockPass below = pass(s, shape, scratch, next ? next->scales : nullptr);
+    if (next) down_.dy_sets_off(below, next->dout);
     qkv_.weight_grad(p, dw, d.dqkv, d.h1);
-    dout_there = p.whole;
+    dout_there = below.whole;
     add_norm_gradient(s, at(dw, norm2_, grad_dtype_), d.dw_norm2, config_.dim, grad_dtype_);
     add_norm_gradient(s, at(dw, norm1_, grad_dtype_), d.dw_norm1, config_.dim, grad_dtype_);
     if (qk_norm_ >= 0)
@@ -123,14 +125,36 @@ void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const Pend
                           grad_dtype_);
 }
 
-void exchange(BlockActivations& a, PendingBlock& p) {
-    const bool same = a.h1 == a.resid;  // not in codes
-    std::swap(a.h1, p.h1);
-    std::swap(a.h2, p.h2);
-    std::swap(a.o, p.o);
-    std::swap(a.gate_up, p.gate_up);
-    std::swap(a.scales, p.scales);
-    if (same) a.resid = a.h1, a.mid = a.h2;
+void Block::recompute(BlockPass& p, const BlockWeights& w, const BlockActivations& a, Recompute what) const {
+    if (what == Recompute::block) return forward(p.stream, p.shape, w, a, p.scratch, nullptr);
+    if (has(what, Recompute::norms)) {
+        enter(p, qkv_, a.h1, a.rstd1, nullptr, a.resid, nullptr, w.norm1);
+        enter(p, gate_up_, a.h2, a.rstd2, nullptr, a.mid, nullptr, w.norm2);
+    }
+    if (has(what, Recompute::attention)) {
+        qkv_.forward(p, a.qkv, a.h1, w.qkv, w.qkv_bias);
+        rotate(p, a.qkv, a, w);
+        attention_.forward(p, a.o, a.lse, a.qkv, out_.magnitude_of_x(p));
+    }
+    if (has(what, Recompute::mlp)) gate_up_.forward(p, a.gate_up, a.h2, w.gate_up);
+}
+
+BlockActivations exchange(BlockActivations& a, PendingBlock& p, Recompute recompute) {
+    const bool stream = a.h1 == a.resid;  // not in codes
+    const auto keeps = [&](Recompute one) { return !has(recompute, one | Recompute::block); };
+    if (keeps(Recompute::norms) || (stream && keeps(Recompute::block))) {
+        std::swap(a.h1, p.h1);
+        std::swap(a.h2, p.h2);
+    }
+    if (keeps(Recompute::attention)) std::swap(a.o, p.o);
+    if (keeps(Recompute::mlp)) std::swap(a.gate_up, p.gate_up);
+    if (keeps(Recompute::block)) std::swap(a.scales, p.scales);
+    BlockActivations now = a;
+    now.h1 = p.h1, now.h2 = p.h2, now.o = p.o, now.scales = p.scales, now.gate_up = p.gate_up;
+    if (!stream) return now;
+    now.mid = p.h2;
+    if (keeps(Recompute::block)) now.resid = p.h1, a.resid = a.h1, a.mid = a.h2;
+    return now;
 }
 
 // ---- ops between the layers -----------------------------------------------------------------------------------------
@@ -140,7 +164,10 @@ void Block::enter(BlockPass& p, const ParallelLinear& reader, void* h, float* rs
                   const void* residual, const void* w) const {
     if (config_.post_norm) {
         if (residual) add(p, sum, x, residual);
-        return reader.keep_x(p, h, residual ? sum : x);
+        const void* stream = residual ? sum : x;
+        if (!p.scales && h != stream)  // its place is apart
+            p.stream.copy(h, stream, p.R * config_.dim * size_of(dtype_));
+        return reader.keep_x(p, h, stream);
     }
     norm(p, reader.place_of_x(p, h), rstd, sum, x, residual, w, reader.magnitude_of_x(p));
     reader.keep_x(p, h, p.scratch.dnorm);
@@ -310,7 +337,7 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
       cos_(cos_table),
       sin_(sin_table),
       tp_(tp),
-      codes_(fp8 && keeps_codes(fp8->recipe(), tp)),
+      codes_(fp8 && keeps_codes(fp8->recipe())),
       norm1_(table.within(table.block(0, kNorm1))),
       norm2_(table.within(table.block(0, kNorm2))),
       qkv_bias_(table.has(kQBias) ? table.within(table.block(0, kQBias)) : -1),

@@ -25,6 +25,7 @@
 #include "llama/model/config.h"
 #include "llama/model/param_table.h"
 #include "llama/model/parallel_linear.h"
+#include "llama/model/recompute.h"
 #include "zero/parameter_source.h"
 
 namespace rz {
@@ -96,23 +97,24 @@ class Block {
                  const void* previous_mid, const BlockWatch* watch = nullptr) const;
 
     // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
-    // gradients) is added to. Overwrites a.gate_up. With gate_up_again, gate_up is recomputed first.
+    // gradients) is added to. Overwrites a.gate_up.
     void backward(Stream&, const BlockShape&, const BlockWeights& w, char* dw, const BlockActivations& a,
-                  const BlockScratch&, void* dresid, bool gate_up_again) const;
+                  const BlockScratch&, void* dresid, Recompute recompute) const;
 
     // dresid (R, C) =: the gradient of resid, from that of the block's output in d.dout. The forward pass's h1, h2, o
-    // and gate_up are in `d` already: exchange() comes first.
+    // and gate_up are in `d` already, or recomputed there: `a` is what exchange() has returned.
     void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& d,
-                    const BlockScratch&, void* dresid) const;
-    // dw += what `d` holds. With tp's overlap, next_dout, of the block whose weight_grad comes next, sets off to
+                    const BlockScratch&, void* dresid, Recompute recompute) const;
+    // dw += what `d` holds. With tp's overlap, dout of `next`, the block whose weight_grad comes next, sets off to
     // scratch.whole while the last product is computed: it is there after `dout_there`, which that call is given.
     void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& d, const BlockScratch&,
-                     Event& dout_there, const void* next_dout) const;
+                     Event& dout_there, const PendingBlock* next) const;
 
     const Attention& attention() const { return attention_; }
 
    private:
     BlockPass pass(Stream&, const BlockShape&, const BlockScratch&, Fp8Scale* scales) const;
+    void recompute(BlockPass&, const BlockWeights& w, const BlockActivations& a, Recompute) const;
     void enter(BlockPass&, const ParallelLinear& reader, void* h, float* rstd, void* sum, const void* x,
                const void* residual, const void* w) const;
     void* place_of_last(BlockPass& p, void* last) const { return config_.post_norm ? last : p.scratch.branch; }
@@ -150,9 +152,9 @@ class Block {
     Attention attention_;
 };
 
-// h1, h2, o, gate_up and scales change places: `p` keeps what a forward pass left in `a`, and `a` can serve another
-// micro-batch.
-void exchange(BlockActivations& a, PendingBlock& p);
+// `p` keeps what a forward pass left in `a` and weight_grad reads: these change places, and `a` can serve another
+// micro-batch. What is recomputed does not: its place is in `p`. Returns the activations as input_grad finds them.
+BlockActivations exchange(BlockActivations& a, PendingBlock& p, Recompute recompute);
 
 // dw (C) grad_dtype += sum (C): what a norm's input half has summed.
 void add_norm_gradient(Stream&, void* dw, const float* sum, int64_t C, DType grad_dtype);

@@ -1,5 +1,6 @@
 #include "llama/model/linear.h"
 
+#include "kernels/bias.h"
 #include "kernels/gemm/gemm.h"
 
 namespace rz {
@@ -10,13 +11,17 @@ static const void* in_own_type(const Operand& x) {
 }
 
 void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
-            const Fp8Linear* fp8) {
-    linear(s, y, x, w, N, in, out, t, t, fp8);
+            const Fp8Linear* fp8, const void* bias) {
+    linear(s, y, x, w, N, in, out, t, t, fp8, bias);
 }
 
 void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
-            DType y_dtype, const Fp8Linear* fp8) {
-    if (fp8) return fp8->forward(s, y, x, w, N, in, out, t, y_dtype);
+            DType y_dtype, const Fp8Linear* fp8, const void* bias) {
+    if (fp8) {
+        fp8->forward(s, y, x, w, N, in, out, t, y_dtype);
+        if (bias) add_bias(s, {.x = y, .bias = bias, .N = N, .C = out, .dtype = y_dtype});
+        return;
+    }
     gemm(s, {.c = y,
              .a = in_own_type(x),
              .b = in_own_type(w),
@@ -25,7 +30,8 @@ void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, i
              .K = in,
              .trans_b = true,
              .dtype = t,
-             .c_dtype = y_dtype});
+             .c_dtype = y_dtype,
+             .bias = bias});
 }
 
 void linear_backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,

@@ -5,15 +5,15 @@
 
 namespace rz {
 
-// x (N, in), y (N, out), w (out, in), all dtype; dw (out, in) grad_dtype, += . With fp8 the products are its, and x and
-// w may be codes. Enqueue on the stream and return.
+// x (N, in), y (N, out), w (out, in), bias (out), all dtype; dw (out, in) grad_dtype, += . With fp8 the products are
+// its, x and w may be codes, and a bias is added to the rounded y. Enqueue on the stream and return.
 void linear(Stream&, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType,
-            const Fp8Linear* fp8 = nullptr);
+            const Fp8Linear* fp8 = nullptr, const void* bias = nullptr);
 void linear_backward_input(Stream&, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
                            DType, const Fp8Linear* fp8 = nullptr);
 // The same, rounded to another type than x's: partial sums that are yet to be added.
 void linear(Stream&, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType,
-            DType y_dtype, const Fp8Linear* fp8 = nullptr);
+            DType y_dtype, const Fp8Linear* fp8 = nullptr, const void* bias = nullptr);
 void linear_backward_input(Stream&, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
                            DType, DType dx_dtype, const Fp8Linear* fp8 = nullptr);
 void linear_backward_weight(Stream&, void* dw, const Operand& dy, const Operand& x, int64_t N, int64_t in, int64_t out,

@@ -26,7 +26,8 @@ int64_t fp8_multiple(Fp8Recipe recipe) {
     return 1;
 }
 
-void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device, int64_t parts) {
+void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t tokens, Device device, int64_t parts,
+               int64_t runs) {
     if (!o.on()) return;
     const char* recipe = name_of(o.recipe);
     require_request(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
@@ -43,17 +44,19 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
         const char* name;
         int64_t value, parts;
     } sides[] = {{"dim", c.dim, 1},
-                 {"ffn", c.ffn, parts},
-                 {"heads x head-dim", c.heads * c.head_dim, parts},
+                 {"ffn", c.ffn * parts, parts},
+                 {"heads x head-dim", c.heads * c.head_dim * parts, parts},
                  {parts > 1 ? "(heads + 2 kv-heads, held twice too) x head-dim" : "(heads + 2 kv-heads) x head-dim",
-                  c.qkv_rows(), parts},
-                 {"tokens per micro-batch (--batch x --seq-len)", tokens, 1}};
+                  c.qkv_rows() * parts, parts},
+                 {runs > 1 ? "tokens per micro-batch (--batch x --seq-len) with --tp-overlap on"
+                           : "tokens per micro-batch (--batch x --seq-len)",
+                  tokens, runs}};
     for (const auto& side : sides)
-        require_request(side.value % multiple == 0,
+        require_request(side.value % (multiple * side.parts) == 0,
                         "--fp8 %s: %s %lld is not a multiple of %s%lld, which fp8 products need\n  nearest: %s", recipe,
-                        side.name, (long long)(side.value * side.parts),
+                        side.name, (long long)side.value,
                         side.parts > 1 ? format("--tp %lld x ", (long long)side.parts).c_str() : "",
-                        (long long)multiple, nearest_multiples(side.value * side.parts, multiple * side.parts).c_str());
+                        (long long)multiple, nearest_multiples(side.value, multiple * side.parts).c_str());
     require_request(
         o.skip_first + o.skip_last < c.layers,
         "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
@@ -96,10 +99,11 @@ Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType
     const Buffer &room = codes_[memory], &scales = scales_[memory];
     require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
             (long long)columns, (long long)room.bytes());
-    require(x.codes ? one_scale() && side.type == Fp8::e4m3 : x.data != nullptr,
+    require(x.codes ? one_scale() && side.type == x.type : x.data != nullptr,
             "fp8 linear layer: an operand whose codes this product does not take");
     if (x.codes && !side.transposed) return {x.codes, x.scale};
     uint8_t* codes = room.as<uint8_t>();
+    if (x.again) return {codes, x.codes ? static_cast<const void*>(x.scale) : scales.data()};  // it was not measured
     uint8_t *y = side.transposed ? nullptr : codes, *y_t = side.transposed ? codes : nullptr;
     if (x.codes) {
         transpose8(s, {.y = codes, .x = x.codes, .rows = rows, .columns = columns});

@@ -43,23 +43,28 @@ struct Fp8Options {
 // What the tokens of a micro-batch, and the sides of every weight, are a multiple of.
 int64_t fp8_multiple(Fp8Recipe);
 // Throws, naming the flag and the nearest valid value, unless micro-batches of `tokens` of this model can be trained so
-// on this device. `parts`: of how many ranks' parts of each tensor the config is one.
-void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device, int64_t parts = 1);
+// on this device. `parts`: of how many ranks' parts of each tensor the config is one; `runs`: in how many parts of its
+// rows a product is computed.
+void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device, int64_t parts = 1,
+               int64_t runs = 1);
 // Codes of the largest operand of a block's layers.
 int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
 
-// What a product reads, as it lies in memory: in the tensors' type, or as e4m3 codes (a weight that was gathered so, an
-// activation that is kept so).
+// What a product reads, as it lies in memory: in the tensors' type, or as codes (a weight that was gathered so, an
+// activation that is kept so, a gradient that came so).
 struct Operand {
     const void* data = nullptr;
     Fp8Scale* measured = nullptr;  // with data: has its magnitude, if anybody found it; its inverse is written
     const uint8_t* codes = nullptr;
     const Fp8Scale* scale = nullptr;  // of the codes
+    Fp8 type = Fp8::e4m3;             // of the codes
+    // The product before had it too, as its second operand, for other rows: what was made of it is still there.
+    bool again = false;
 
     Operand(const void* data, Fp8Scale* measured = nullptr) : data(data), measured(measured) {}
-    static Operand coded(const uint8_t* codes, const Fp8Scale* scale) {
+    static Operand coded(const uint8_t* codes, const Fp8Scale* scale, Fp8 type = Fp8::e4m3) {
         Operand x(nullptr);
-        x.codes = codes, x.scale = scale;
+        x.codes = codes, x.scale = scale, x.type = type;
         return x;
     }
 };

@@ -8,10 +8,6 @@
 
 namespace rz {
 
-bool keeps_codes(Fp8Recipe recipe, const TensorParallel* tp) {
-    return recipe == Fp8Recipe::tensor && !(tp && tp->overlaps());
-}
-
 // ---- what products in fp8 read --------------------------------------------------------------------------------------
 
 static uint32_t* fresh(BlockPass& p, Fp8Scale* scale) {
@@ -34,7 +30,7 @@ uint32_t* ParallelLinear::magnitude_of_dy(BlockPass& p) const {
 void ParallelLinear::keep_x(BlockPass& p, void* kept, const void* x) const {
     if (!p.scales) return;
     if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.R * layer_.in, dtype_);
-    if (tp_) tp_->share_magnitude(p.stream, scale_of_x(p), p.scratch.parts);
+    if (tp_) tp_->share_magnitude(p.stream, scale_of_x(p), p.scratch.parts, Fp8::e4m3);
     quantise(p.stream, {.y = static_cast<uint8_t*>(kept),
                         .scale = scale_of_x(p),
                         .x = x,
@@ -50,40 +46,62 @@ Operand ParallelLinear::operand_x(const BlockPass& p, const void* x) const {
     return {x, scale_of_x(p)};
 }
 
-// ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
-
-const void* ParallelLinear::gather(BlockPass& p, const void* own, int64_t columns, DType dtype) const {
-    if (!tp_) return own;
-    tp_->gather(p.stream, p.scratch.whole, own, p.N, columns, dtype);
-    return p.scratch.whole;
+Operand ParallelLinear::operand_dy(const BlockPass& p, const void* dy) const {
+    if (coded_dy(p)) return Operand::coded(static_cast<const uint8_t*>(dy), scale_of_dy(p), Fp8::e5m2);
+    return {dy, scale_of_dy(p)};
 }
 
+// ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
+
 // Codes travel in pairs: no collective knows a type of one byte.
-const void* ParallelLinear::gather_x(BlockPass& p, const void* x) const {
-    return p.scales ? gather(p, x, layer_.in / 2, DType::bf16) : gather(p, x, layer_.in, dtype_);
+ParallelLinear::Rows ParallelLinear::rows_of_x(const BlockPass& p, const void* x) const {
+    return p.scales ? Rows{x, layer_.in / 2, DType::bf16} : Rows{x, layer_.in, dtype_};
+}
+
+// The scale is known.
+ParallelLinear::Rows ParallelLinear::rows_of_dy(BlockPass& p, const void* dy) const {
+    if (!coded_dy(p)) return {dy, layer_.out, dtype_};
+    quantise(p.stream, {.y = static_cast<uint8_t*>(p.scratch.dnorm),
+                        .scale = scale_of_dy(p),
+                        .x = dy,
+                        .rows = p.R,
+                        .columns = layer_.out,
+                        .type = Fp8::e5m2,
+                        .dtype = dtype_});
+    return {p.scratch.dnorm, layer_.out / 2, DType::bf16};
+}
+
+const void* ParallelLinear::gather(BlockPass& p, const Rows& rows) const {
+    if (!tp_) return rows.own;
+    tp_->gather(p.stream, p.scratch.whole, rows.own, p.N, rows.columns, rows.dtype);
+    return p.scratch.whole;
 }
 
 // `product` reads the rows as they come: (rows, number of the first, count).
 template <class Product>
-const void* ParallelLinear::by_rows(BlockPass& p, const void* own, int64_t columns, const Product& product) const {
-    if (!tp_) return product(own, 0, p.N), own;
-    tp_->gather(p.stream, p.scratch.whole, own, p.N, columns, dtype_, [&](int64_t first, int64_t rows) {
-        product(at(p.scratch.whole, first * columns, dtype_), first, rows);
+const void* ParallelLinear::by_rows(BlockPass& p, const Rows& rows, const Product& product) const {
+    if (!tp_) return product(rows.own, 0, p.N), rows.own;
+    tp_->gather(p.stream, p.scratch.whole, rows.own, p.N, rows.columns, rows.dtype, [&](int64_t first, int64_t count) {
+        product(at(p.scratch.whole, first * rows.columns, rows.dtype), first, count);
     });
     return p.scratch.whole;
 }
 
 const void* ParallelLinear::all_rows(BlockPass& p, const void* dy) const {
-    if (!p.whole.valid()) return gather(p, dy, layer_.out, dtype_);
+    if (!p.whole.valid()) return gather(p, rows_of_dy(p, dy));
     tp_->wait(p.stream, std::exchange(p.whole, {}));
     return p.scratch.whole;
 }
 
 void ParallelLinear::x_sets_off(BlockPass& p, const void* x) const {
-    if (p.scratch.ahead) p.ahead = tp_->start_gather(p.stream, p.scratch.ahead, x, p.N, layer_.in, dtype_);
+    if (!p.scratch.ahead) return;
+    const Rows rows = rows_of_x(p, x);
+    p.ahead = tp_->start_gather(p.stream, p.scratch.ahead, rows.own, p.N, rows.columns, rows.dtype);
 }
 void ParallelLinear::dy_sets_off(BlockPass& p, const void* dy) const {
-    if (p.scratch.ahead) p.whole = tp_->start_gather(p.stream, p.scratch.whole, dy, p.N, layer_.out, dtype_);
+    if (!p.scratch.ahead) return;
+    const Rows rows = rows_of_dy(p, dy);
+    p.whole = tp_->start_gather(p.stream, p.scratch.whole, rows.own, p.N, rows.columns, rows.dtype);
 }
 void ParallelLinear::wait_for_dx(BlockPass& p) const {
     if (p.dnorm.valid()) tp_->wait(p.stream, std::exchange(p.dnorm, {}));
@@ -94,37 +112,41 @@ void ParallelLinear::wait_for_dx(BlockPass& p) const {
 void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand& w, const void* bias) const {
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
+    Operand weight = w;
     if (parallel == Parallel::column) {
-        const auto product = [&](const void* rows, int64_t first, int64_t count) {
-            linear(s, at(y, first * out, dtype_), operand_x(p, rows), w, count, in, out, dtype_, fp8_);
-        };
-        p.scales ? product(gather_x(p, x), 0, p.N) : void(by_rows(p, x, in, product));
-        if (bias) add_bias(s, {.x = y, .bias = bias, .N = p.N, .C = out, .dtype = dtype_});
+        by_rows(p, rows_of_x(p, x), [&](const void* rows, int64_t first, int64_t count) {
+            linear(s, at(y, first * out, dtype_), operand_x(p, rows), weight, count, in, out, dtype_, fp8_, bias);
+            weight.again = true;
+        });
         return;
     }
     if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.N * in, dtype_);
     if (!tp_) return linear(s, y, operand_x(p, x), w, p.N, in, out, dtype_, fp8_);
     tp_->scatter(s, y, p.scratch.whole, p.N, out, dtype_, [&](int64_t first, int64_t rows) {
-        linear(s, at(p.scratch.whole, first * out, tp_->wire()), operand_x(p, at(x, first * in, dtype_)), w, rows, in,
-               out, dtype_, tp_->wire(), fp8_);
+        linear(s, at(p.scratch.whole, first * out, tp_->wire()), operand_x(p, at(x, first * in, dtype_)), weight, rows,
+               in, out, dtype_, tp_->wire(), fp8_);
+        weight.again = true;
     });
 }
 
 const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, const Operand& w, bool aside) const {
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
-    if (parallel == Parallel::row)
-        return by_rows(p, dy, out, [&](const void* rows, int64_t first, int64_t count) {
-            if (!layer_.dy_is_measured) measure(p, scale_of_dy(p), rows, count * out, dtype_);
-            linear_backward_input(s, at(dx, first * in, dtype_), {rows, scale_of_dy(p)}, w, count, in, out, dtype_,
+    Operand weight = w;
+    if (!layer_.dy_is_measured) measure(p, scale_of_dy(p), dy, (parallel == Parallel::row ? p.R : p.N) * out, dtype_);
+    if (parallel == Parallel::row) {
+        if (coded_dy(p)) tp_->share_magnitude(s, scale_of_dy(p), p.scratch.parts, Fp8::e5m2);
+        return by_rows(p, rows_of_dy(p, dy), [&](const void* rows, int64_t first, int64_t count) {
+            linear_backward_input(s, at(dx, first * in, dtype_), operand_dy(p, rows), weight, count, in, out, dtype_,
                                   fp8_);
+            weight.again = true;
         });
-    if (!layer_.dy_is_measured) measure(p, scale_of_dy(p), dy, p.N * out, dtype_);
+    }
     if (!tp_) return linear_backward_input(s, dx, {dy, scale_of_dy(p)}, w, p.N, in, out, dtype_, fp8_), dy;
     const auto product = [&](int64_t first, int64_t rows) {
-        linear_backward_input(s, at(p.scratch.dh, first * in, tp_->wire()),
-                              {at(dy, first * out, dtype_), scale_of_dy(p)}, w, rows, in, out, dtype_, tp_->wire(),
-                              fp8_);
+        linear_backward_input(s, at(p.scratch.dh, first * in, tp_->wire()), operand_dy(p, at(dy, first * out, dtype_)),
+                              weight, rows, in, out, dtype_, tp_->wire(), fp8_);
+        weight.again = true;
     };
     tp_->scatter(s, dx, p.scratch.dh, p.N, in, dtype_, product, aside && tp_->overlaps() ? &p.dnorm : nullptr);
     return dy;
@@ -135,10 +157,10 @@ void ParallelLinear::weight_grad(BlockPass& p, char* dw, const void* dy, const v
         tp_->wait(p.stream, std::exchange(p.ahead, {}));
         x = p.scratch.ahead;
     } else if (layer_.parallel == Parallel::column) {
-        x = gather_x(p, x);
+        x = gather(p, rows_of_x(p, x));
     }
-    linear_backward_weight(p.stream, dw + layer_.begin * size_of(grad_dtype_), {dy, scale_of_dy(p)}, operand_x(p, x),
-                           p.N, layer_.in, layer_.out, dtype_, grad_dtype_, fp8_);
+    linear_backward_weight(p.stream, dw + layer_.begin * size_of(grad_dtype_), operand_dy(p, dy), operand_x(p, x), p.N,
+                           layer_.in, layer_.out, dtype_, grad_dtype_, fp8_);
     if (layer_.bias >= 0)
         bias_backward(p.stream, {.dbias = dw + layer_.bias * size_of(grad_dtype_),
                                  .dy = dy,

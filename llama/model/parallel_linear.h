@@ -11,8 +11,9 @@
 //
 // In fp8 with one scale for each operand (keeps_codes) the op that writes an operand also finds its magnitude: it is
 // given magnitude_of_x() or magnitude_of_dy() as its amax. x of a column-parallel layer, which nothing but products
-// reads, is then kept as e4m3 codes; with tp they have the scale of all ranks' rows, so the codes that are gathered are
-// those of the gathered rows.
+// reads, is then kept as e4m3 codes. With tp, x of a column-parallel and dy of a row-parallel layer travel as codes:
+// they have the scale of all ranks' rows, so the codes that are gathered are those of the gathered rows, part by part
+// too.
 
 #include "kernels/runtime/device.h"
 #include "llama/model/linear_fp8.h"
@@ -36,7 +37,7 @@ struct BlockScratch {
     void* act = nullptr;        // (N, F)   swiglu output; its gradient in the backward pass
     void* dqkv = nullptr;       // (N, Q)
     void* dh = nullptr;         // (N, max(C, heads * head_dim)); partial sums of (N, C) have tp's wire type
-    void* dnorm = nullptr;      // (R, C)   gradient of a norm's output: dh without tp
+    void* dnorm = nullptr;      // (R, C)   gradient of a norm's output: dh without tp; or codes of dy on their way
     void* whole = nullptr;      // (N, C)   with tp: gathered rows, or partial sums in its wire type
     void* ahead = nullptr;      // (N, C)   with tp's overlap: rows gathered for a weight's gradient
     void* attention = nullptr;  // attention_backward_workspace
@@ -57,8 +58,8 @@ struct BlockPass {
 
 // Scales of a block's layers: of x and of dy of each of the four.
 constexpr int kBlockScales = 8;
-// Whether layers in fp8 have them: not where a product reads its operand part by part.
-bool keeps_codes(Fp8Recipe recipe, const TensorParallel* tp);
+// Whether layers in fp8 have them.
+inline bool keeps_codes(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensor; }
 
 enum class Parallel { column, row };
 
@@ -82,8 +83,9 @@ class ParallelLinear {
     //
     // y = x W^T, plus the bias where the layer has one. Row-parallel: the partial sums pass through scratch.whole.
     void forward(BlockPass&, void* y, const void* x, const Operand& w, const void* bias = nullptr) const;
-    // dx = dy W; returns dy with all rows, in scratch.whole with tp. Column-parallel:, dx is scratch.dnorm and the
-    // partial sums pass through scratch.dh; `aside`: compute does not wait for dx before pass.wait(dnorm).
+    // dx = dy W; returns dy with all rows, in scratch.whole with tp, as weight_grad reads it. Column-parallel:, dx is
+    // scratch.dnorm and the partial sums pass through scratch.dh; `aside`: compute does not wait for dx before
+    // pass.wait(dnorm).
     const void* input_grad(BlockPass&, void* dx, const void* dy, const Operand& w, bool aside = false) const;
     // dw (a unit's gradients) += dy^T x at the layer's place, and at its bias's += the sum of dy's rows. dy has all
     // rows; those of x are gathered.
@@ -108,10 +110,19 @@ class ParallelLinear {
     Fp8Scale* scale_of_x(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number : nullptr; }
     Fp8Scale* scale_of_dy(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number + 1 : nullptr; }
     Operand operand_x(const BlockPass&, const void* x) const;
-    const void* gather(BlockPass&, const void* own, int64_t columns, DType) const;
-    const void* gather_x(BlockPass&, const void* x) const;
+    Operand operand_dy(const BlockPass&, const void* dy) const;
+    bool coded_dy(const BlockPass& p) const { return tp_ && p.scales && layer_.parallel == Parallel::row; }
+    // What travels: this rank's rows, so many columns of a type.
+    struct Rows {
+        const void* own;
+        int64_t columns;
+        DType dtype;
+    };
+    Rows rows_of_x(const BlockPass&, const void* x) const;
+    Rows rows_of_dy(BlockPass&, const void* dy) const;
+    const void* gather(BlockPass&, const Rows&) const;
     template <class Product>
-    const void* by_rows(BlockPass&, const void* own, int64_t columns, const Product& product) const;
+    const void* by_rows(BlockPass&, const Rows&, const Product& product) const;
 
     Layer layer_;
     DType dtype_, grad_dtype_;

@@ -10,7 +10,7 @@ namespace {
 
 ScheduleChoice default_schedule(const PipelineOptions& o, int64_t blocks) {
     const bool fits = 2 * o.pp <= blocks && o.stages_per_rank != 1;
-    return {.kind = fits && !o.recompute ? PipelineKind::zb_v : PipelineKind::f1b1};
+    return {.kind = fits && o.recompute == Recompute::none ? PipelineKind::zb_v : PipelineKind::f1b1};
 }
 
 PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& choice, int64_t blocks,
@@ -98,6 +98,10 @@ std::vector<UnitCopies> find_copies(const PipelineSchedule& s, const std::vector
     return out;
 }
 
+bool are_shared(const std::vector<UnitCopies>& copies) {
+    return std::any_of(copies.begin(), copies.end(), [](const UnitCopies& c) { return c.peer >= 0; });
+}
+
 void check_copies(const std::vector<UnitCopies>& copies, const std::string& name, const ShardPolicy& shard) {
     for (size_t r = 0; r < copies.size(); ++r)
         require_request(
@@ -121,21 +125,11 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     plan.schedule = schedule_for(o, plan.choice, config.layers, int(micro_batches));
     if (o.window > 0) plan.schedule = limit_in_flight(plan.schedule, o.window);
     const PipelineSchedule& s = plan.schedule;
-    const auto parts = [](const Cell& c) {
-        return c.a.op == Op::I || c.a.op == Op::W || (c.with && c.with->op == Op::I);
-    };
-    for (const auto& cells : s.order)
-        require_request(
-            !o.recompute || std::none_of(cells.begin(), cells.end(), parts),
-            "schedule %s parts the backward pass, and a pending weight gradient keeps what recomputation would have "
-            "saved\n  nearest: schedule 1f1b, or recompute none",
-            name.c_str());
     const std::vector<UnitFlops> flops = unit_flops(config, o.T, o.recompute);
     plan.cut = o.cut.empty() ? cut_stages(flops, s.stages) : cut_stages(o.cut, config.layers, s.stages);
     plan.costs = costs_of(plan.cut, flops);
     plan.costs.one_lane = o.one_lane;
     plan.copies = find_copies(s, plan.cut, config.tied);
-    check_copies(plan.copies, name, shard);
     plan.predicted = simulate(unfused(s), plan.costs);
 
     PipelineProgramOptions how;
@@ -145,6 +139,8 @@ PipelinePlan plan_pipeline(const PipelineOptions& o, const ModelConfig& config, 
     how.tied = config.tied;
     for (const UnitCopies& c : plan.copies) how.shared.push_back(c.units);
     how.shard = shard;
+    how.shard.reduce_each &= !(o.may_accumulate && are_shared(plan.copies));
+    check_copies(plan.copies, name, how.shard);
     how.shard.prefetch_next_micro_batch = true;
     how.gather = o.gather;
     how.window = o.gather_window;

@@ -14,9 +14,10 @@ struct PipelineOptions {
     std::vector<int64_t> cut = {};  // blocks of each stage; empty: balanced by FLOPs
     GatherFor gather = GatherFor::step;
     int gather_window = 3;  // stages, for GatherFor::window
-    bool recompute = false;
-    int window = 0;         // micro-batches in flight at most; 0: as the schedule has it
-    bool one_lane = false;  // all that a rank sends and receives is on one stream
+    Recompute recompute = Recompute::none;
+    int window = 0;               // micro-batches in flight at most; 0: as the schedule has it
+    bool may_accumulate = false;  // locally, where copies can't be reduced in each micro-batch; else refused
+    bool one_lane = false;        // all that a rank sends and receives is on one stream
     int64_t T = 0;
 };
 
@@ -43,8 +44,8 @@ struct PipelinePlan {
     std::vector<std::string> text(int64_t blocks) const;
 };
 
-// Refuses with the nearest valid value: shapes that the schedule does not exist for, stages without a block, halves of
-// the backward pass with recomputation, copies whose gradients would be reduced in each micro-batch.
+// Refuses with the nearest valid value: shapes that the schedule does not exist for, stages without a block, copies
+// whose gradients would be reduced in each micro-batch, unless they may be accumulated.
 PipelinePlan plan_pipeline(const PipelineOptions&, const ModelConfig&, const ParamTable&, DType param_dtype,
                            int64_t micro_batches, const ShardPolicy&);
 

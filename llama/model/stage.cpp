@@ -53,8 +53,8 @@ static Block make_block(const ModelConfig& c, const ParamTable& table, const Sta
     const int64_t positions = o.context ? o.context->T() : o.T;
     make_rope_tables(c, positions, device, s, cos_table, sin_table);
     window = make_window(c, positions, device, s, o.context);
-    return Block(c, table, o.dtype, o.grad_dtype, cos_table.as<float>(), sin_table.as<float>(), window.as<int32_t>(),
-                 o.tp, nullptr, o.context);
+    return Block(c, table, o.dtype, o.block_grad_dtype.value_or(o.grad_dtype), cos_table.as<float>(),
+                 sin_table.as<float>(), window.as<int32_t>(), o.tp, nullptr, o.context);
 }
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
@@ -77,11 +77,12 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
       blocks_(c.layers),
       fp8_options_(o.fp8) {
     const ModelConfig part = part_config(c, table);
-    check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device, o.tp ? o.tp->size() : 1);
+    const int64_t parts = o.tp ? o.tp->size() : 1;
+    check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device, parts, o.tp && o.tp->overlaps() ? parts : 1);
     if (o.fp8.on()) {
         fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
-        fp8_block_.emplace(c, table, o.dtype, o.grad_dtype, cos_.as<float>(), sin_.as<float>(), window_.as<int32_t>(),
-                           o.tp, &*fp8_, o.context);
+        fp8_block_.emplace(c, table, o.dtype, o.block_grad_dtype.value_or(o.grad_dtype), cos_.as<float>(),
+                           sin_.as<float>(), window_.as<int32_t>(), o.tp, &*fp8_, o.context);
     }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;
@@ -95,7 +96,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     scratch_.dh = take(N, std::max(c.dim * partial, heads_dim * e), 1, MemKind::workspace, "norm gradient");
     scratch_.dnorm = o.tp ? take(R, c.dim, e, MemKind::workspace, "own rows of the norm gradient") : scratch_.dh;
     if (o.tp) scratch_.whole = take(N, c.dim, std::max(e, partial), MemKind::workspace, "rows of all tp ranks");
-    if (o.tp && keeps_codes(o.fp8.recipe, o.tp))
+    if (o.tp && keeps_codes(o.fp8.recipe))
         scratch_.parts = static_cast<Fp8Scale*>(
             take(o.tp->size(), 1, sizeof(Fp8Scale), MemKind::workspace, "magnitudes of the tp ranks"));
     if (o.tp && o.tp->overlaps()) scratch_.ahead = take(N, c.dim, e, MemKind::workspace, "rows of all tp ranks, ahead");
@@ -151,9 +152,6 @@ Stage::Stage(const ModelConfig& config, const ParamTable& table, const StageOpti
             "a stage of units %d to %d: it must hold a block, units 1 to %d", first_unit, last_unit, model_last_ - 1);
     require(forward_slots > 0 && weight_slots >= 0, "a stage with %d forward slots and %d weight slots", forward_slots,
             weight_slots);
-    require(weight_slots == 0 || options.recompute == Recompute::none,
-            "a pending weight gradient keeps the activations that recomputation would not: a schedule that parts the "
-            "backward pass needs recomputation off");
     require(!options.offload || options.recompute == Recompute::block,
             "activations on the host: of each block only the residual stream is kept, which needs Recompute::block");
     if (options.offload && gradients) {
@@ -175,8 +173,10 @@ void Stage::add_slot(int number) {
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     const std::string of_slot = number > 0 ? format(", slot %d", number) : "";
     const Fp8Options& fp8 = options_.fp8;
-    const bool slots = keeps_codes(fp8.recipe, options_.tp);
-    const bool share = options_.recompute == Recompute::block, share_gate_up = options_.recompute != Recompute::none;
+    const bool slots = keeps_codes(fp8.recipe);
+    const bool share = options_.recompute == Recompute::block, share_norms = has(options_.recompute, Recompute::norms);
+    const bool share_attention = has(options_.recompute, Recompute::attention);
+    const bool share_gate_up = has(options_.recompute, Recompute::mlp);
     Slot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
         BlockActivations a;
@@ -190,7 +190,7 @@ void Stage::add_slot(int number) {
         };
         const bool coded = slots && fp8.covers(unit - 1, c.layers);
         // Whether branches read what is apart from the stream: its norm, or codes. Shared, it serves any block.
-        const bool apart = !c.post_norm || coded || (slots && share);
+        const bool apart = !c.post_norm || coded || (slots && (share || share_norms));
         // What is computed again is the same memory for all blocks and slots.
         const bool first = number == 0 && unit == first_block();
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
@@ -198,23 +198,27 @@ void Stage::add_slot(int number) {
         const bool away = offload_ && offload_->covers(unit - first_block());
         a.resid = away ? offload_->place(unit - first_block()) : act("residual", R, c.dim, e);
         if (!share || first) {
-            const bool codes = coded && !share;
-            if (apart) a.h1 = act("attention norm", R, c.dim, codes ? 1 : e);
+            const bool codes = coded && !share && !share_norms, norms = apart && (!share_norms || first);
+            a.h1 = norms ? act("attention norm", R, c.dim, codes ? 1 : e) : shared.h1;
             if (c.post_norm) a.last1 = act("attention's last product", R, c.dim, e);
             a.rstd1 = row("attention rstd", R, 1);
-            if (c.q_gains() > 0) a.qk = act("q and k", N, part_.q_rows() + part_.kv_rows(), e);
-            if (c.post_norm) a.qk_sums = row("sums over q and k", N, 2 * (options_.tp ? options_.tp->size() : 1));
-            a.qkv = act("qkv", N, part_.qkv_rows(), e);
-            a.o = act("attention output", N, part_.q_rows(), e);
-            a.lse = row("attention lse", N, part_.heads);
+            if (share_attention && !first) {
+                a.qk = shared.qk, a.qk_sums = shared.qk_sums, a.qkv = shared.qkv, a.o = shared.o, a.lse = shared.lse;
+            } else {
+                if (c.q_gains() > 0) a.qk = act("q and k", N, part_.q_rows() + part_.kv_rows(), e);
+                if (c.post_norm) a.qk_sums = row("sums over q and k", N, 2 * (options_.tp ? options_.tp->size() : 1));
+                a.qkv = act("qkv", N, part_.qkv_rows(), e);
+                a.o = act("attention output", N, part_.q_rows(), e);
+                a.lse = row("attention lse", N, part_.heads);
+            }
             a.mid = act("middle residual", R, c.dim, e);
-            if (apart) a.h2 = act("ffn norm", R, c.dim, codes ? 1 : e);
+            a.h2 = norms ? act("ffn norm", R, c.dim, codes ? 1 : e) : shared.h2;
             if (c.post_norm) a.last2 = act("ffn's last product", R, c.dim, e);
             a.rstd2 = row("ffn rstd", R, 1);
             a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn, e);
             if (slots) a.scales = static_cast<Fp8Scale*>(act("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
         }
-        if (c.post_norm && !coded) a.h1 = a.resid, a.h2 = a.mid;
+        if (!apart) a.h1 = a.resid, a.h2 = a.mid;
         slot.blocks.push_back(a);
     }
     const auto stream = [&](const char* name) { return take(R, c.dim, e, MemKind::activations, name + of_slot); };
@@ -234,7 +238,7 @@ void Stage::add_weight_slot(int number) {
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     WeightSlot slot;
     for (int unit = first_block(); unit <= last_block(); ++unit) {
-        const bool slots = keeps_codes(options_.fp8.recipe, options_.tp);
+        const bool slots = keeps_codes(options_.fp8.recipe);
         const bool codes = slots && options_.fp8.covers(unit - 1, c.layers);
         auto bytes = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
             return take(rows, columns, element, MemKind::activations,
@@ -529,10 +533,7 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
     piece(GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, b.B, b.T, b.positions), [&] {
-        if (options_.recompute == Recompute::block)
-            work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);
-        work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
-                                   options_.recompute == Recompute::mlp);
+        work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute);
     });
 }
 
@@ -550,12 +551,13 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     if (unit == last_unit_) std::swap(s.gradient, p.dout);  // what came from the stage above
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const BlockWeights w = block_weights(unit);
-    exchange(a, p);
+    if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
+    const BlockActivations now = exchange(a, p, options_.recompute);
     piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
                         b.positions),
           [&] {
-              work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, p, work_.scratch(),
-                                           dresid);
+              work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, now, p, work_.scratch(),
+                                           dresid, options_.recompute);
           });
 }
 
@@ -568,7 +570,8 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool th
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T), [&] {
-        const void* next = then_below && unit > first_block() ? pending.blocks[index(unit) - 1].dout : nullptr;
+        const bool sets_off = then_below && unit > first_block() && &work_.block(unit) == &work_.block(unit - 1);
+        const PendingBlock* next = sets_off ? &pending.blocks[index(unit) - 1] : nullptr;
         work_.block(unit).weight_grad(stream_, shape_of(b, config_.rotates(unit - 1)), dw, p, work_.scratch(),
                                       dout_there_, next);
     });

@@ -32,15 +32,10 @@
 
 namespace rz {
 
-// What the backward pass computes again instead of keeping. Bits do not change.
-enum class Recompute { none, mlp, block };  // mlp: the 2F-wide gate_up; block: everything but the residual stream
-template <>
-inline constexpr auto kNames<Recompute> =
-    std::to_array<Named<Recompute>>({{Recompute::none, "none"}, {Recompute::mlp, "mlp"}, {Recompute::block, "block"}});
-
 struct StageOptions {
     int64_t B, T;  // largest micro-batch
     DType dtype = DType::f32, grad_dtype = DType::f32;
+    std::optional<DType> block_grad_dtype = {};  // of blocks; none: grad_dtype
     Recompute recompute = Recompute::none;
     int64_t logits_bytes = int64_t(1) << 30;  // largest chunk of logits
     TensorParallel* tp = nullptr;             // nullptr: this rank holds all of each tensor; outlives the stages
@@ -113,8 +108,7 @@ class Workspace {
 class Stage {
    public:
     // Units first_unit..last_unit, at least one block among them. The workspace, parameters and gradients outlive this;
-    // `gradients` may be nullptr for forward-only work. weight_slots > 0 needs Recompute::none, since a pending weight
-    // gradient keeps what recomputation would have saved.
+    // `gradients` may be nullptr for forward-only work.
     Stage(const ModelConfig&, const ParamTable&, const StageOptions&, int first_unit, int last_unit, int forward_slots,
           int weight_slots, Device, Stream& compute, Workspace&, ParameterSource&, GradientSink* gradients);
 

@@ -7,15 +7,18 @@
 
 namespace rz {
 
-std::vector<UnitFlops> unit_flops(const ModelConfig& c, int64_t T, bool recompute) {
+std::vector<UnitFlops> unit_flops(const ModelConfig& c, int64_t T, Recompute recompute) {
     const int64_t head = checked_mul(c.vocab, c.dim, "head");
     const int64_t block = (c.matmul_parameters() - head) / c.layers;
     const int64_t scores = checked_mul(c.q_rows(), T, "attention");  // causal: 2 matmuls of half the square
     const int64_t forward = checked_mul(2, checked_add(block, scores, "block"), "block");
+    int64_t again = recompute == Recompute::block ? forward : 0;
+    if (has(recompute, Recompute::attention))
+        again += 2 * checked_add(checked_mul(c.qkv_rows(), c.dim, "q, k and v"), scores, "attention");
+    if (has(recompute, Recompute::mlp)) again += 2 * checked_mul(2 * c.ffn, c.dim, "gate and up");
     std::vector<UnitFlops> out;
     out.push_back({0, 0, 0});
-    for (int64_t l = 0; l < c.layers; ++l)
-        out.push_back({forward, 2 * block + 4 * scores + (recompute ? forward : 0), 2 * block});
+    for (int64_t l = 0; l < c.layers; ++l) out.push_back({forward, 2 * block + 4 * scores + again, 2 * block});
     out.push_back({0, 6 * head, 0});
     return out;
 }

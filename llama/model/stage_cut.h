@@ -6,6 +6,7 @@
 #include <string>
 
 #include "llama/model/config.h"
+#include "llama/model/recompute.h"
 #include "llama/parallel/program.h"
 #include "llama/parallel/simulate.h"
 
@@ -18,8 +19,8 @@ struct UnitFlops {
 };
 
 // Of each unit: 0 the embedding (a lookup), blocks, the norm with the head. The head is all in the input half: logits
-// are made, used and dropped there. `recompute`: a block's forward pass is run again before its input half.
-std::vector<UnitFlops> unit_flops(const ModelConfig&, int64_t T, bool recompute = false);
+// are made, used and dropped there; and so is what a block recomputes.
+std::vector<UnitFlops> unit_flops(const ModelConfig&, int64_t T, Recompute recompute = Recompute::none);
 
 // Least largest cost; among those, least sum of squares. Each stage holds a block, the first the embedding too, the
 // last norm and head; needs as many blocks as stages.

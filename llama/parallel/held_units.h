@@ -51,7 +51,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
         if (before_reduce && (last || reduces_each_micro_batch())) before_reduce(unit, zero_.grads.gradients(here));
         if (tp_ && (last || reduces_each_micro_batch()))
             for (const Replicated& r : replicated_[size_t(here)])
-                tp_->sum(zero_.streams.compute, zero_.grads.gradients(here), r, zero_.options.grad_dtype);
+                tp_->sum(zero_.streams.compute, zero_.grads.gradients(here), r, zero_.grads.dtype(here));
         if (last && std::find(shared_.begin(), shared_.end(), unit) != shared_.end()) add_peers(unit);
         zero_.grads.reduce(here, last);
     }
@@ -62,6 +62,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
     int64_t shared_bytes(int unit) const {
         return checked_mul(zero_.ownership.unit(local(unit)).padded, size_of(zero_.options.grad_dtype), "gradients");
     }
+    DType grad_dtype(int unit) const { return zero_.grads.dtype(local(unit)); }
     const std::vector<int>& shared() const { return shared_; }
     bool reduces_each_micro_batch() const override { return zero_.grads.reduces_each_micro_batch(); }
 

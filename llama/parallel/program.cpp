@@ -8,9 +8,19 @@
 
 namespace rz {
 
-int StepShape::gathered_slots(int64_t bytes) const {
-    const auto same = std::count(unit_bytes.begin(), unit_bytes.end(), bytes);
-    return int(std::min<int64_t>(shard.whole_units > 0 ? shard.whole_units : 1 + shard.prefetch, same));
+bool StepShape::in_turn() const {
+    return !tied && shard.whole_units == 0 && stages.size() == 1 && stages[0].first_unit == 0 &&
+           stages[0].last_unit == last_unit();
+}
+
+bool StepShape::has_room(int unit, const std::vector<bool>& held) const {
+    const int slots = shard.whole_units > 0 ? shard.whole_units : 1 + shard.prefetch;
+    int same = 0, all = 0;
+    for (size_t u = 0; u < held.size(); ++u)
+        if (held[u]) ++all, same += unit_bytes[u] == unit_bytes[size_t(unit)];
+    if (!in_turn()) return same < slots;
+    const bool ends_meet = (unit == 0 && held.back()) || (unit == last_unit() && held.front());
+    return all < slots && !ends_meet;
 }
 
 const StageUnits& StepShape::stage(int number) const {
@@ -117,7 +127,7 @@ Program single_stage_program(const StepShape& shape) {
 
 namespace {
 
-// Walks the code and keeps which units are whole and how many of each size.
+// Walks the code and keeps which units are whole.
 class GatherPass {
    public:
     GatherPass(const std::vector<Instr>& code, const StepShape& shape)
@@ -136,8 +146,8 @@ class GatherPass {
             const std::vector<int> now = reads(i, shape_);
             for (int u : now)
                 if (!held_[size_t(u)]) {
-                    require(has_room(u), "unit %d can't be gathered for the %s: %d of its size are whole already", u,
-                            describe(i).c_str(), whole_[shape_.unit_bytes[size_t(u)]]);
+                    require(shape_.has_room(u, held_), "unit %d can't be gathered for the %s: no slot is free", u,
+                            describe(i).c_str());
                     gather(u, i);
                 }
             if (!now.empty()) prefetch(k);
@@ -156,10 +166,6 @@ class GatherPass {
         const std::vector<int> units = reads(compute(k), shape_);
         return std::find(units.begin(), units.end(), unit) != units.end();
     }
-    bool has_room(int unit) {
-        const int64_t bytes = shape_.unit_bytes[size_t(unit)];
-        return whole_[bytes] < shape_.gathered_slots(bytes);
-    }
     void gather(int unit, const Instr& user) {
         out_.push_back({.what = Do::gather,
                         .stage = user.stage,
@@ -167,7 +173,6 @@ class GatherPass {
                         .last_unit = unit,
                         .micro_batch = user.micro_batch});
         held_[size_t(unit)] = true;
-        ++whole_[shape_.unit_bytes[size_t(unit)]];
     }
     void release(int unit, const Instr& user) {
         out_.push_back({.what = Do::release,
@@ -176,7 +181,6 @@ class GatherPass {
                         .last_unit = unit,
                         .micro_batch = user.micro_batch});
         held_[size_t(unit)] = false;
-        --whole_[shape_.unit_bytes[size_t(unit)]];
     }
     void prefetch(size_t k) {
         std::map<int, size_t> read_at;  // by unit, the last of the instructions looked at that reads it
@@ -193,7 +197,7 @@ class GatherPass {
                 if (seen) continue;
                 if (left-- == 0) return;
                 if (held_[size_t(u)]) continue;
-                if (!has_room(u)) return;
+                if (!shape_.has_room(u, held_)) return;
                 gather(u, user);
             }
         }
@@ -201,9 +205,8 @@ class GatherPass {
 
     const std::vector<Instr>& code_;
     const StepShape& shape_;
-    std::vector<size_t> compute_;   // positions of the compute instructions
-    std::vector<bool> held_;        // by unit
-    std::map<int64_t, int> whole_;  // units that are whole, by size
+    std::vector<size_t> compute_;  // positions of the compute instructions
+    std::vector<bool> held_;       // by unit
     std::vector<Instr> out_;
 };
 

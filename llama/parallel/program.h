@@ -102,8 +102,11 @@ struct StepShape {
     const StageUnits* above(const StageUnits&, int micro_batch) const;
     int last_unit() const { return units() - 1; }
     int head_unit() const { return tied ? 0 : last_unit(); }
-    // Units of this size that can be whole at once: as many as the policy says, but not more than there are.
-    int gathered_slots(int64_t bytes) const;
+    // One stage of all units, each used by itself: the first and the last share a slot (zero/unit_pool.h).
+    bool in_turn() const;
+    // Whether a slot is free for the unit: those of its size can be whole at once as often as the policy says, and in
+    // turn no more of any size. `held`: by unit.
+    bool has_room(int unit, const std::vector<bool>& held) const;
 };
 
 // What an executor runs: a program, and the shape that it was made from and checked against.

@@ -82,9 +82,7 @@ class ProgramChecker {
         if (!shape_.shard.sharded_parameters) return "parameters are whole: nothing is gathered";
         if (const std::string why = one_unit(i); !why.empty()) return why;
         if (held_[size_t(i.first_unit)]) return "the unit is gathered already";
-        const int64_t bytes = shape_.unit_bytes[size_t(i.first_unit)];
-        if (++whole_[bytes] > shape_.gathered_slots(bytes))
-            return format("%d units of its size can be whole at once, and are", shape_.gathered_slots(bytes));
+        if (!shape_.has_room(i.first_unit, held_)) return "as many units are whole as can be at once";
         held_[size_t(i.first_unit)] = true;
         return "";
     }
@@ -93,7 +91,6 @@ class ProgramChecker {
         if (const std::string why = one_unit(i); !why.empty()) return why;
         if (!held_[size_t(i.first_unit)]) return "the unit is not gathered";
         held_[size_t(i.first_unit)] = false;
-        --whole_[shape_.unit_bytes[size_t(i.first_unit)]];
         return "";
     }
 
@@ -329,7 +326,6 @@ class ProgramChecker {
     const StepShape& shape_;
     size_t at_ = 0;
     std::vector<bool> held_;                                      // by unit: gathered
-    std::map<int64_t, int> whole_;                                // gathered, by size
     std::map<std::pair<int, int>, Pass> passes_;                  // by stage and micro-batch
     std::map<std::pair<Do, int>, int> latest_;                    // by op and stage: micro-batch
     std::map<std::pair<int, int>, int> slot_user_, w_slot_user_;  // by stage and slot: micro-batch

@@ -179,9 +179,9 @@ void TensorParallel::share(Stream& compute, float* all, const float* own, int64_
     });
 }
 
-void TensorParallel::share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts) const {
+void TensorParallel::share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts, Fp8 type) const {
     share(compute, reinterpret_cast<float*>(parts), reinterpret_cast<const float*>(scale), sizeof *scale / 4);
-    fold_scales(compute, {.scales = scale, .parts = parts, .ranks = size(), .n = 1, .type = Fp8::e4m3});
+    fold_scales(compute, {.scales = scale, .parts = parts, .ranks = size(), .n = 1, .type = type});
 }
 
 void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType dtype) {

@@ -82,8 +82,8 @@ class TensorParallel {
                  const Product& product = nullptr, Event* done = nullptr);
     void wait(Stream& compute, const Event& event) const { compute_waits(compute, event); }
     // scale's magnitude is the largest of the ranks', so that each quantises its rows as a rank that has all of them
-    // would. parts: (size), anything. The type is e4m3.
-    void share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts) const;
+    // would. parts: (size), anything.
+    void share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale* parts, Fp8 type) const;
     // all (size, n) = each rank's `own` (n)
     void share(Stream& compute, float* all, const float* own, int64_t n) const;
     // unit[r.begin, + r.count) = its sum over the ranks that hold it. Compute does not wait for it: what is enqueued

@@ -7,6 +7,7 @@
 
 #include "comm/process.h"
 #include "llama/train/options_train.h"
+#include "llama/train/trainer.h"
 
 namespace rz {
 
@@ -16,8 +17,10 @@ struct FreeMemory {
 };
 
 // Sets options.batch, the same on all ranks, and what a checkpoint keeps of it: a resumed run stays with it. Returns
-// the choice and its margin in a line. Throws if not even one sequence fits. Collective. `is`: for tests, instead of
-// what is free on this machine.
-std::string choose_batch(TrainOptions& options, Process& process, const std::optional<FreeMemory>& is = {});
+// the choice and its margin in a line. Throws if not even one sequence fits. Collective. GPUs over NCCL are measured
+// beside `mesh`, which is made for that and which the run then uses. `is`: for tests, instead of what is free on this
+// machine.
+std::string choose_batch(TrainOptions& options, Process& process, MeteredMesh& mesh,
+                         const std::optional<FreeMemory>& is = {});
 
 }  // namespace rz

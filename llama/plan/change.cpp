@@ -15,6 +15,7 @@ std::string shown(bool on) { return on ? "on" : "off"; }
 std::string shown(const AxisAlgorithms& value) { return text_of(value); }
 std::string shown(const ScheduleChoice& value) { return value.kind ? name_of(*value.kind) : ""; }
 std::string shown(const Fp8Options& value) { return name_of(value.recipe); }
+std::string shown(const std::optional<bool>& value) { return value ? shown(*value) : ""; }
 template <class E>
 std::string shown(E value) {
     return name_of(value);
@@ -28,11 +29,12 @@ std::string shown(const std::optional<E>& value) {
 struct Flag {
     const char* name;
     std::string (*value)(const TrainOptions&);
-    bool is_numeric;  // it says in what type numbers are kept or multiplied
+    bool is_numeric;      // it says in what type numbers are kept or multiplied
+    int64_t stage_above;  // of a pipeline with a higher ZeRO stage; < 0: of every run
 };
 template <auto Field>
-Flag flag(const char* name, bool is_numeric = false) {
-    return {name, [](const TrainOptions& o) { return shown(o.*Field); }, is_numeric};
+Flag flag(const char* name, bool is_numeric = false, int64_t stage_above = -1) {
+    return {name, [](const TrainOptions& o) { return shown(o.*Field); }, is_numeric, stage_above};
 }
 const Flag kFlags[] = {
     flag<&TrainOptions::tp>("tp"),
@@ -42,6 +44,8 @@ const Flag kFlags[] = {
     flag<&TrainOptions::batch>("batch"),
     flag<&TrainOptions::zero>("zero"),
     flag<&TrainOptions::shard_size>("shard-size"),
+    flag<&TrainOptions::accumulate_locally>("accumulate-locally", false, 1),
+    flag<&TrainOptions::pp_gather>("pp-gather", false, 2),
     flag<&TrainOptions::recompute>("recompute"),
     flag<&TrainOptions::logits_mib>("logits-mib"),
     flag<&TrainOptions::collectives>("collectives"),
@@ -111,8 +115,17 @@ bool on_gpu(const TrainOptions& o) { return o.device != DeviceChoice::cpu; }
 const Step kZero1 = [](TrainOptions& o) { return o.zero < 1 && set_to(o.zero, 1); };
 const Step kZero2 = [](TrainOptions& o) { return o.zero < 2 && set_to(o.zero, 2); };
 const Step kZero3 = to(&TrainOptions::zero, 3);
+const Step kReduceEach = [](TrainOptions& o) {
+    return o.pp > 1 && o.accumulates_locally() && set_to(o.accumulate_locally, false);
+};
+const Step kGatherForUse = [](TrainOptions& o) {
+    return o.pp > 1 && o.zero == 3 && set_to(o.pp_gather, GatherFor::op);
+};
+const Step kRecomputeNorms = [](TrainOptions& o) {
+    return o.recompute != Recompute::block && set_to(o.recompute, o.recompute | Recompute::norms);
+};
 const Step kRecomputeMlp = [](TrainOptions& o) {
-    return o.recompute < Recompute::mlp && set_to(o.recompute, Recompute::mlp);
+    return o.recompute != Recompute::block && set_to(o.recompute, o.recompute | Recompute::mlp);
 };
 const Step kRecomputeBlock = to(&TrainOptions::recompute, Recompute::block);
 const Step kShardByAll = to(&TrainOptions::shard_size, 0);
@@ -129,27 +142,17 @@ const Step kOffloadGrads = [](TrainOptions& o) {
 };
 const Step kOffloadParams = [](TrainOptions& o) { return on_gpu(o) && o.zero == 3 && set_to(o.offload_params, true); };
 const Step kSaving[] = {
-    kRecomputeMlp,
-    kZero1,
-    kZero2,
-    kRecomputeBlock,
-    kZero3,
-    kShardByAll,
-    kLogits,
-    kOffloadOptimizer,
-    kOffloadActivations,
-    kOffloadGrads,
-    kOffloadParams,
+    kRecomputeNorms, kRecomputeMlp,  kZero1,      kZero2,  kReduceEach,       kRecomputeBlock,
+    kZero3,          kGatherForUse,  kShardByAll, kLogits, kOffloadOptimizer, kOffloadActivations,
+    kOffloadGrads,   kOffloadParams,
 };
 // All of them together: --zero 3 goes without 1 and 2, --recompute block without mlp.
-const Step kSavingAll[] = {kZero3,        kRecomputeBlock, kShardByAll,        kLogits, kOffloadOptimizer,
-                           kOffloadGrads, kOffloadParams,  kOffloadActivations};
+const Step kSavingAll[] = {kZero3,  kReduceEach,       kGatherForUse, kRecomputeBlock, kShardByAll,
+                           kLogits, kOffloadOptimizer, kOffloadGrads, kOffloadParams,  kOffloadActivations};
 // What saves memory by other types.
 const Step kNumerics[] = {
     to(&TrainOptions::dtype, DType::bf16),
-    [](TrainOptions& o) {
-        return o.dtype == DType::bf16 && o.gradient_dtype() != DType::bf16 && (o.grad_dtype = DType::bf16, true);
-    },
+    [](TrainOptions& o) { return o.dtype == DType::bf16 && set_to(o.grad_dtype, DType::bf16); },
     to(&TrainOptions::adam_dtype, DType::bf16),
     [](TrainOptions& o) { return o.dtype == DType::bf16 && set_to(o.master_dtype, DType::bf16); },
 };
@@ -242,8 +245,18 @@ std::vector<Neighbour> neighbours(const PlanCase& c, bool layouts = true) {
             if (layouts && n >= 1 && n <= std::min<int64_t>(8, c.ranks_on_node()) && !(n > 1 && o.fp8.on()))
                 all.push_back({name, to(parts, n)});
     for (const int64_t zero : {0, 1, 2, 3}) all.push_back({"zero", to(&TrainOptions::zero, zero)});
-    for (const Recompute r : {Recompute::none, Recompute::mlp, Recompute::block})
-        all.push_back({"recompute", to(&TrainOptions::recompute, r)});
+    // What a pipeline's ZeRO-2 and 3 may keep for the step.
+    if (o.pp > 1 && o.zero >= 2) {
+        all.push_back({"accumulate-locally", kReduceEach});
+        all.push_back({"accumulate-locally", [](TrainOptions& with) {
+                           return !with.accumulates_locally() && set_to(with.accumulate_locally, true);
+                       }});
+    }
+    if (o.pp > 1 && o.zero == 3)
+        for (const GatherFor gather : {GatherFor::step, GatherFor::op})
+            all.push_back({"pp-gather", to(&TrainOptions::pp_gather, gather)});
+    for (const Named<Recompute>& r : kNames<Recompute>)
+        all.push_back({"recompute", to(&TrainOptions::recompute, r.value)});
     all.push_back({"logits-mib", kLogits});
     for (const Algorithm a : {Algorithm::ring, Algorithm::direct})
         if (c.ranks > 1)
@@ -286,7 +299,8 @@ Change changed(const PlanCase& from, const PlanCase& to, Plan plan) {
     if (from.ranks != to.ranks) add(format("%d GPUs", to.ranks));
     for (const Flag& f : kFlags) {
         const std::string value = f.value(to.options);
-        if (value.empty() || value == f.value(from.options)) continue;
+        const bool would_do_nothing = f.stage_above >= 0 && (to.options.pp == 1 || to.options.zero <= f.stage_above);
+        if (value.empty() || value == f.value(from.options) || would_do_nothing) continue;
         add(format("--%s %s", f.name, value.c_str()));
         change.flags.emplace_back(f.name, value);
         change.same_numerics &= !f.is_numeric;

@@ -143,6 +143,7 @@ OpWork work(const MuonMomentum& a) {
     return bytes(n(a.n) * n(2 * size_of(a.m_dtype) + size_of(a.grad_dtype) + size_of(a.out_dtype)), a.grad_dtype);
 }
 OpWork work(const MuonNormalise& a) { return bytes(n(a.n) * n(2 * size_of(a.dtype)), a.dtype); }
+OpWork work(const MuonMirror& a) { return bytes(n(a.n) * n(a.n) * size_of(a.dtype), a.dtype); }
 OpWork work(const MuonRowMoments& a) { return bytes(n(a.rows) * n(a.cols) * size_of(a.dtype), a.dtype); }
 OpWork work(const MuonScaleRows& a) { return bytes(n(a.rows) * n(a.cols) * n(2 * size_of(a.dtype)), a.dtype); }
 OpWork work(const MuonStep& a) {
@@ -220,7 +221,8 @@ bool find_work(const OpCall& op, OpWork& found) {
                    Fp8BlockGemm, Fp8MxGemm, QuantiseBlocks, QuantiseMx, AbsMax, Quantise, Transpose8, FoldScales,
                    SumF32, EmbeddingForward, EmbeddingBackward, AdamW, SumSquares, ClipScale, BiasCorrection, BitSum,
                    Cast, ReduceAdd, SumRows, Ema, RandomNormal, CopyRows, AttentionMerge, SegmentSquares,
-                   BlockStatistics, MuonMomentum, MuonNormalise, MuonRowMoments, MuonScaleRows, MuonStep>(op, found);
+                   BlockStatistics, MuonMomentum, MuonNormalise, MuonMirror, MuonRowMoments, MuonScaleRows, MuonStep>(
+        op, found);
 }
 
 double seconds_of(const Machine& m, const OpWork& w) {

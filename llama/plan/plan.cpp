@@ -8,18 +8,15 @@
 #include "kernels/gemm/gemm.h"
 #include "llama/model/model.h"
 #include "llama/plan/cost.h"
+#include "llama/train/trainer.h"
 
 namespace rz {
 
 constexpr double kMiB = 1 << 20;
 
-int64_t PlanCase::outside_min() const {
-    return int64_t(kMiB * (machine.outside_min_mib + (ranks > 1 ? machine.comm_min_mib : 0)));
-}
+int64_t PlanCase::outside_min() const { return int64_t(kMiB * machine.outside_min_mib); }
 
-int64_t PlanCase::outside_max() const {
-    return int64_t(kMiB * (machine.outside_max_mib + (ranks > 1 ? machine.comm_max_mib : 0)));
-}
+int64_t PlanCase::outside_max() const { return int64_t(kMiB * machine.outside_max_mib); }
 
 const PlannedRank& Plan::largest() const {
     return *std::max_element(ranks.begin(), ranks.end(), [](const PlannedRank& a, const PlannedRank& b) {
@@ -67,6 +64,31 @@ double mfu(const PlanCase& c, const Plan& plan) {
     return flops / (plan.step_seconds * peak_flops(c) * double(c.ranks));
 }
 
+Grid grid_of_gpus(const PlanCase& c) {
+    const TrainOptions& o = c.options;
+    GridOptions how = grid_options(o);
+    const int64_t per_node = o.ranks_per_node > 0 ? o.ranks_per_node : c.machine.ranks_per_node;
+    for (int r = 0; r < c.ranks; ++r) how.nodes.push_back(int(r / per_node));
+    how.by_columns = is_two_level(o.collectives.data_on(Grid(c.ranks, how).nodes_of_state(), /*gpus=*/true));
+    return Grid(c.ranks, how);
+}
+
+// Of the planned rank that needs most; without NCCL nothing.
+static NcclNeeds nccl_needs(const PlanCase& c, const Plan& plan) {
+    NcclNeeds most;
+    const TrainOptions& o = c.options;
+    if (c.machine.cpu || c.ranks == 1 || over_host_memory(o.transport)) return most;
+    const Grid grid = grid_of_gpus(c);
+    for (const PlannedRank& one : plan.ranks) {
+        NcclNeeds needs;
+        for (const GroupPeers& group : step_peers(grid, o.collectives, step_messages(o), one.rank,
+                                                  int(c.machine.multiprocessors), int(o.comm_sms)))
+            needs.add(group, one.rank, c.machine.nccl());
+        if (needs.bytes >= most.bytes) most = needs;
+    }
+    return most;
+}
+
 Plan make_plan(const PlanCase& c, const PlanHow& how) {
     check_ranks(c.options, c.ranks);
     PlannedJob job{.kind = c.kind(),
@@ -96,9 +118,12 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     plan.unknown_ops = std::move(unknown.names);
     std::sort(plan.ranks.begin(), plan.ranks.end(),
               [](const PlannedRank& a, const PlannedRank& b) { return a.rank < b.rank; });
+    plan.nccl = nccl_needs(c, plan);
+    plan.outside_min = c.outside_min() + (c.nccl_is_taken ? 0 : plan.nccl.bytes);
+    plan.outside_max = c.outside_max() + (c.nccl_is_taken ? 0 : plan.nccl.most_bytes());
     const int64_t room = c.capacity() - plan.largest().memory.total;
-    plan.left = room - c.outside_max();
-    plan.fits = plan.left >= 0 ? Fits::yes : room >= c.outside_min() ? Fits::tight : Fits::no;
+    plan.left = room - plan.outside_max;
+    plan.fits = plan.left >= 0 ? Fits::yes : room >= plan.outside_min ? Fits::tight : Fits::no;
     for (const PlannedRank& one : plan.ranks) plan.host = std::max(plan.host, one.memory.host);
     plan.host = checked_mul(plan.host, c.ranks_on_node(), "pinned by the ranks of a node");
     plan.host_fits = c.machine.cpu || c.host_capacity() == 0 || plan.host <= c.host_capacity();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/nccl_memory.h"
 #include "llama/base/machine.h"
 #include "llama/train/options_plan.h"
 #include "llama/train/plan_memory.h"
@@ -27,14 +28,15 @@ struct PlanCase {
     int64_t ranks_on_node() const { return std::min<int64_t>(ranks, machine.ranks_per_node); }
     int64_t capacity() const { return machine.memory_bytes(ranks_on_node()); }
     int64_t host_capacity() const { return machine.host_memory_bytes(); }  // of a node; 0: unknown
-    // Bytes of a rank outside the ledger, at least and at most.
+    // Bytes of a rank outside the ledger, at least and at most, without NCCL's.
     int64_t outside_min() const;
     int64_t outside_max() const;
+    bool nccl_is_taken = false;  // NCCL has its memory: capacity() is what it left
 };
 
 enum class Fits {
     yes,    // whatever lies outside the ledger
-    tight,  // only if less than outside_max() does
+    tight,  // only if less than Plan::outside_max does
     no
 };
 
@@ -43,9 +45,11 @@ struct Plan {
         ranks;  // those that are planned, ascending: all of a small job, else some that stand for all
     const PlannedRank& largest() const;
     Fits fits = Fits::no;
-    int64_t left = 0;       // of the largest rank, with outside_max(); negative: missing
-    int64_t host = 0;       // pinned by the ranks of a node, each as much as the one that pins most
-    bool host_fits = true;  // into the node's memory, where that is known; else fits is no
+    NcclNeeds nccl = {};                       // of the rank that needs most
+    int64_t outside_min = 0, outside_max = 0;  // of the ledger, NCCL's with it
+    int64_t left = 0;                          // of the largest rank, with outside_max; negative: missing
+    int64_t host = 0;                          // pinned by the ranks of a node, each as much as the one that pins most
+    bool host_fits = true;                     // into the node's memory, where that is known; else fits is no
 
     // Time, a prediction: the slowest of rank 0's pipeline, ops and messages in a discrete-event simulation in which
     // streams overlap as the run's do. 0 and empty if it was not asked for.
@@ -61,6 +65,8 @@ struct PlanHow {
 };
 // Throws what the run would refuse.
 Plan make_plan(const PlanCase&, const PlanHow& = {});
+// Where the ranks stand when they are on the machine's nodes, as a run over NCCL has it.
+Grid grid_of_gpus(const PlanCase&);
 
 int64_t tokens_per_step(const PlanCase&);
 // Ranks that can own a part of a unit, to the next power of two: beyond, ranks own nothing and shard no further.

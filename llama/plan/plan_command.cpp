@@ -71,7 +71,7 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
         std::printf("         attention there is mma.sync, at FlashAttention-2's rates: tcgen05 is not used%s\n",
                     c.options.fp8.recipe == Fp8Recipe::mx ? "" : "; --fp8 mx is the fp8 of such a GPU");
     const int there = int(c.machine.multiprocessors);
-    if (const NcclRoom room = nccl_room(Grid(c.ranks, grid_options(c.options)), there, int(c.options.comm_sms));
+    if (const NcclRoom room = nccl_room(grid_of_gpus(c), c.options.collectives, there, int(c.options.comm_sms));
         there > 0 && room.is_limited())
         std::printf(
             "         messages: %d groups%s take %d of %d multiprocessors when all are under way; products beside them "
@@ -124,7 +124,12 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
             {"model", summary(c.config)},
             {"fits", word_of(plan.fits)},
             {"capacity", c.capacity()},
-            {"outside_ledger", {c.outside_min(), c.outside_max()}},
+            {"outside_ledger", {plan.outside_min, plan.outside_max}},
+            {"nccl",
+             {{"communicators", plan.nccl.communicators},
+              {"bytes", plan.nccl.bytes},
+              {"bytes_at_most", plan.nccl.most_bytes()},
+              {"bring_up_seconds", {plan.nccl.least_s, plan.nccl.most_s}}}},
             {"left", plan.left},
             {"step_seconds", plan.step_seconds},
             {"tokens_per_step", tokens_per_step(c)},
@@ -154,8 +159,12 @@ void print_memory(const PlanCase& c, const Plan& plan) {
         row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
     row("from host", most.memory.from_host, least.memory.from_host);
     row("to host", most.memory.to_host, least.memory.to_host);
-    std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(c.outside_min()).c_str(),
-                human_bytes(c.outside_max()).c_str(), c.machine.file.c_str());
+    std::printf("  outside the ledger: %s to %s, an estimate of %s\n", human_bytes(plan.outside_min).c_str(),
+                human_bytes(plan.outside_max).c_str(), c.machine.file.c_str());
+    if (plan.nccl.communicators > 0)
+        std::printf("    of it NCCL's for %d communicators: %s counted, up to %s; up in %.2g to %.2g s, a prediction\n",
+                    plan.nccl.communicators, human_bytes(plan.nccl.bytes).c_str(),
+                    human_bytes(plan.nccl.most_bytes()).c_str(), plan.nccl.least_s, plan.nccl.most_s);
     const int64_t sharing = Grid(c.ranks, grid_options(c.options)).size(Axis::shard), most_sharing = most_owners(c);
     if (c.options.zero > 0 && sharing > most_sharing)
         std::printf(
@@ -173,9 +182,7 @@ void print_memory(const PlanCase& c, const Plan& plan) {
                     human_bytes(std::abs(c.host_capacity() - plan.host)).c_str(), plan.host_fits ? "left" : "missing");
 }
 
-std::string total_needed(const PlanCase& c, const Plan& plan) {
-    return human_bytes(plan.largest().memory.total + c.outside_max());
-}
+std::string total_needed(const Plan& plan) { return human_bytes(plan.largest().memory.total + plan.outside_max); }
 
 void print_faster(const PlanCase& c, const Plan& plan) {
     const Changes changes = fastest_change(c, plan);
@@ -186,7 +193,7 @@ void print_faster(const PlanCase& c, const Plan& plan) {
         const double faster =
             plan.step_seconds / (*change)->plan.step_seconds * double(tokens_per_step(to)) / double(tokens_per_step(c));
         std::printf("%s  %s numerics: %s: %.1f %% faster, %s of %s\n", begin, numerics, (*change)->text.c_str(),
-                    100 * (faster - 1), total_needed(to, (*change)->plan).c_str(), human_bytes(c.capacity()).c_str());
+                    100 * (faster - 1), total_needed((*change)->plan).c_str(), human_bytes(c.capacity()).c_str());
         begin = "       ";
     }
 }
@@ -197,7 +204,7 @@ std::string nearest_lines(const PlanCase& c) {
     for (const auto& [numerics, change] : {std::pair("same", &changes.same), {"other", &changes.other}})
         if (*change)
             text += format("  nearest, %s numerics: %s needs %s\n", numerics, (*change)->text.c_str(),
-                           total_needed((*change)->to, (*change)->plan).c_str());
+                           total_needed((*change)->plan).c_str());
     return text.empty() ? "  nothing near it fits: no flag, and not 16,384 GPUs\n" : text;
 }
 
@@ -208,12 +215,12 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
         print_faster(c, plan);
         if (const auto batch = largest_batch(c))
             std::printf("largest  --batch %lld is the largest micro-batch that fits: %s of %s\n",
-                        (long long)batch->to.options.batch, total_needed(batch->to, batch->plan).c_str(),
+                        (long long)batch->to.options.batch, total_needed(batch->plan).c_str(),
                         human_bytes(c.capacity()).c_str());
         return kExitSuccess;
     }
     const std::string text = plan.host_fits ? format("plan: nothing fits %d x %s: this needs %s\n", c.ranks,
-                                                     human_bytes(c.capacity()).c_str(), total_needed(c, plan).c_str())
+                                                     human_bytes(c.capacity()).c_str(), total_needed(plan).c_str())
                                             : format("plan: needs %s pinned on each host, which has %s (%s)\n",
                                                      human_bytes(plan.host).c_str(),
                                                      human_bytes(c.host_capacity()).c_str(), c.host_memory_by.c_str());
@@ -244,7 +251,7 @@ void write_config(const PlanCase& c, const Change& found, const std::string& fil
     std::string text = "# Found by a plan, and run on no such machine:\n#\n#   ./" + command_line(c.options) + "\n#\n";
     text += format(
         "# A rank needs %s of %s; %.0f tokens/s are predicted.\n#\n#   %d GPU%s    %s./train_llama --config %s\n",
-        total_needed(found.to, found.plan).c_str(), human_bytes(c.capacity()).c_str(),
+        total_needed(found.plan).c_str(), human_bytes(c.capacity()).c_str(),
         double(tokens_per_step(found.to)) / found.plan.step_seconds, c.ranks, c.ranks > 1 ? "s" : " ",
         c.ranks > 1 ? format("mpirun -n %d ", c.ranks).c_str() : "", file.c_str());
     std::map<std::string, std::string> values;

@@ -37,7 +37,7 @@ Choices cuts(const PlanCase& c) {
         all.push_back(choice(&TrainOptions::pp, pp));
         if (node > 1 && c.ranks >= node * pp) all.push_back([pp, node](TrainOptions& o) { o.pp = pp, o.tp = node; });
         if (given.count("pp-schedule")) continue;
-        for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::interleaved})
+        for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::interleaved, PipelineKind::zb_v})
             all.push_back([pp, kind](TrainOptions& o) { o.pp = pp, o.pp_schedule.kind = kind; });
     }
     return all;
@@ -75,6 +75,7 @@ Choices others(const PlanCase& c) {
     };
     if (!given.count("recompute"))
         cross({choice(&TrainOptions::recompute, Recompute::none), choice(&TrainOptions::recompute, Recompute::mlp),
+               choice(&TrainOptions::recompute, Recompute::norms | Recompute::mlp),
                choice(&TrainOptions::recompute, Recompute::block)});
     if (!given.count("collectives") && c.ranks > 1)
         cross({as_it_is, choice(&TrainOptions::collectives, AxisAlgorithms{Algorithm::direct})});
@@ -100,17 +101,21 @@ Choices offloads(const PlanCase& c) {
     return all;
 }
 
-// Left out, as hardly ever best: narrow moments or fp8 beside wide weights, a model in parts that shards more than the
-// optimizer's state over fewer than all, and a pipeline that recomputes, or a long one with few micro-batches to fill
-// it. Layers in fp8 with a model in parts are left out because no such run was made yet.
+// Left out, as hardly ever best: narrow moments or fp8 beside wide weights, a model in parts that shards over fewer
+// than all, a pipeline without ZeRO, tp and cp with ZeRO-2, and a pipeline that recomputes blocks, or gate_up by
+// another schedule than zb-v and the default. Layers in fp8 with a model in parts are left out because no such run was
+// made yet.
 bool is_sensible(const TrainOptions& o) {
     const bool chosen =
         (o.adam_dtype != DType::f32 && !o.given.count("adam-dtype")) || (o.fp8.on() && !o.given.count("fp8"));
     if (o.dtype != DType::bf16 && chosen) return false;
     if (!is_in_parts(o)) return true;
     if (o.fp8.on() && !o.given.count("fp8")) return false;
-    if (o.shard_size > 0 || o.zero == 2 || (o.pp > 1 && o.zero != 1)) return o.given.count("zero") > 0;
-    return o.pp == 1 || o.recompute == Recompute::none || o.given.count("recompute") > 0;
+    if (o.shard_size > 0 || (o.pp > 1 ? o.zero == 0 : o.zero == 2)) return o.given.count("zero") > 0;
+    if (o.pp == 1 || o.given.count("recompute")) return true;
+    if (o.recompute == Recompute::block) return false;
+    const std::optional<PipelineKind> kind = o.pp_schedule.kind;
+    return !kind || o.given.count("pp-schedule") || (kind == PipelineKind::zb_v) == (o.recompute != Recompute::none);
 }
 
 // In steps of half a percent: what is as fast comes in the order of fewer flags.

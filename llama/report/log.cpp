@@ -84,7 +84,7 @@ Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, B
 
 Log::~Log() {
     wait_for_files();
-    for (const int fd : {metrics_, text_, stats_})
+    for (const int fd : {metrics_, text_, ranks_, stats_})
         if (fd >= 0) ::close(fd);
 }
 
@@ -158,15 +158,6 @@ void Log::step(const StepReport& r, bool print) {
         number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
         number(1 / r.seconds).c_str(), number(tokens_per_second).c_str(), number(flops).c_str(),
         (long long)r.memory_bytes);
-    const size_t ranks = r.seconds_by_rank.size();
-    const auto by_rank = [&](const char* name, double of_step) {  // a rank's equal share of the step, in its own time
-        for (size_t i = 0; i < ranks; ++i)
-            json += (i ? "," : format(",\"%s\":[", name)) + number(of_step / r.seconds_by_rank[i]) +
-                    (i + 1 == ranks ? "]" : "");
-    };
-    by_rank("steps_per_second_by_rank", 1);
-    by_rank("tokens_per_second_by_rank", double(r.tokens) / double(ranks));
-    by_rank("flops_by_rank", flops * r.seconds / double(ranks));
     if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
         json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
@@ -181,6 +172,17 @@ void Log::step(const StepReport& r, bool print) {
         json += format(",\"forward\":%s,\"backward\":%s,\"optimizer\":%s", number(r.phases->forward).c_str(),
                        number(r.phases->backward).c_str(), number(r.phases->optimizer).c_str());
     write_json(json + "}" + r.json + "}");
+    const size_t ranks = r.seconds_by_rank.size();
+    std::string by_rank;
+    const auto add = [&](const char* name, double of_step) {  // a rank's equal share of the step, in its own time
+        for (size_t i = 0; i < ranks; ++i)
+            by_rank += (i ? "," : format(",\"%s\":[", name)) + number(of_step / r.seconds_by_rank[i]) +
+                       (i + 1 == ranks ? "]" : "");
+    };
+    add("steps_per_second_by_rank", 1);
+    add("tokens_per_second_by_rank", double(r.tokens) / double(ranks));
+    add("flops_by_rank", flops * r.seconds / double(ranks));
+    write_beside("ranks.jsonl", ranks_, r.step, by_rank + r.by_rank + "}");
     WandbFile::Scalars all{{"train/loss", r.loss},
                            {"train/grad_norm", r.grad_norm},
                            {"train/learning_rate", r.learning_rate},
@@ -323,16 +325,21 @@ void Log::write_json(std::string object) {
     });
 }
 
-void Log::statistics(int64_t step, const std::string& json) {
+// A line of a file like metrics.jsonl: what comes after the step. The file is opened with the first.
+void Log::write_beside(const char* name, int& file, int64_t step, const std::string& members) {
     if (metrics_ < 0) return;
-    later([this, line = format("{\"step\":%lld,", (long long)step) + json.substr(1) + "\n"] {
-        const std::string path = folder_ + "/stats.jsonl";
-        if (stats_ < 0) {
-            if (begins_ > 1) truncate_metrics(path, begins_);
-            stats_ = open_to_append(path, begins_ == 1);
+    later([this, name, &file, line = format("{\"step\":%lld", (long long)step) + members + "\n"] {
+        const std::string path = folder_ + "/" + name;
+        if (file < 0) {
+            if (begins_ > 1) unless_it_fails(name, [&] { truncate_metrics(path, begins_); });
+            file = open_to_append(path, begins_ == 1);
         }
-        if (stats_ < 0 || !append_whole(stats_, line)) warn_once("stats.jsonl");
+        if (file < 0 || !append_whole(file, line)) warn_once(name);
     });
+}
+
+void Log::statistics(int64_t step, const std::string& json) {
+    write_beside("stats.jsonl", stats_, step, "," + json.substr(1));
 }
 
 void Log::bad_step(int64_t step, const std::string& json) {

@@ -46,6 +46,7 @@ struct StepReport {
     double utilisation = -1;     // of a pipeline: how much of the step its ranks are busy
     std::string note = {};       // what is wrong with the step; it is then printed in any case
     std::string json = {};       // more members of its JSON object, each after a comma
+    std::string by_rank = {};    // members of its line of ranks.jsonl, likewise: numbers of every rank
 };
 
 struct ValidationReport {
@@ -71,8 +72,8 @@ struct RunFacts {
     bool reports_due = false;  // validation, evaluation and sample of the step before the first are made anew
 };
 
-// Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, run.json, TensorBoard's event file,
-// loss.svg and a file for W&B.
+// Writes to stdout and, with a folder, the same to log.txt, and metrics.jsonl, ranks.jsonl, run.json, TensorBoard's
+// event file, loss.svg and a file for W&B.
 class Log {
    public:
     // `first_step` is the first that this run will log; above 1 the files of an earlier run are continued. Files are
@@ -102,6 +103,7 @@ class Log {
    private:
     void later(std::function<void()> work);
     void write_json(std::string object);
+    void write_beside(const char* name, int& file, int64_t step, const std::string& members);
     void write_text(const std::string& plain);
     void write_settings(int64_t first_step);
     void open_wandb(int64_t first_step);
@@ -114,7 +116,7 @@ class Log {
     Background* files_;
     Console console_;
     bool colour_;
-    int metrics_ = -1, text_ = -1, stats_ = -1;  // files, -1: not written
+    int metrics_ = -1, text_ = -1, ranks_ = -1, stats_ = -1;  // files, -1: not written
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<WandbFile> wandb_;
     std::chrono::steady_clock::time_point start_;

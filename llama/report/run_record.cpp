@@ -220,12 +220,7 @@ double RunRecord::median(const std::string& key) const {
     return values[values.size() / 2];
 }
 
-RunRecord read_run(const std::string& folder) {
-    RunRecord run;
-    run.folder = folder;
-    run.name = std::filesystem::path(folder + "/").parent_path().filename();
-    const std::string path = folder + "/metrics.jsonl";
-    require(path_exists(path), "%s: not found; a run with --out writes it into its folder", path.c_str());
+static void read_rows(RunRecord& run, const std::string& path) {
     const std::string text = read_file(path, kRunMetrics);
     for (size_t at = 0; at < text.size();) {
         const size_t end = std::min(text.find('\n', at), text.size());
@@ -246,6 +241,16 @@ RunRecord read_run(const std::string& folder) {
                 collect(run, key, value, s);
         }
     }
+}
+
+RunRecord read_run(const std::string& folder) {
+    RunRecord run;
+    run.folder = folder;
+    run.name = std::filesystem::path(folder + "/").parent_path().filename();
+    const std::string path = folder + "/metrics.jsonl", by_rank = folder + "/ranks.jsonl";
+    require(path_exists(path), "%s: not found; a run with --out writes it into its folder", path.c_str());
+    read_rows(run, path);
+    if (path_exists(by_rank)) read_rows(run, by_rank);  // earlier programs wrote these numbers into metrics.jsonl
     read_texts(run.settings, folder + "/run.json");
     read_texts(run.status, folder + "/run_status.json");
     run.peak_memory = run.last("memory_bytes");

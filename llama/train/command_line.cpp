@@ -7,6 +7,7 @@
 
 #include "comm/exit_codes.h"
 #include "comm/host.h"
+#include "kernels/runtime/cuda_build.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/builtin.h"
 #include "llama/base/text.h"
@@ -359,7 +360,8 @@ std::optional<int> parse_flags(const std::vector<std::string>& arguments, std::s
         ->transform(CLI::Validator([&](std::string& file) { return config->wrong_file(file); }, ""));
     app.allow_config_extras(false);
     app.config_formatter(config);
-    app.set_version_flag("--version", std::string("ringzero ") + version() + ", commit " + build_commit());
+    app.set_version_flag("--version",
+                         format("ringzero %s, commit %s, %s", version(), build_commit(), cuda_build().c_str()));
     app.option_defaults()->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);  // so that scripts can append "$@"
     std::vector<CLI::App*> apps{&app};
     for (const CommandTable& table : tables.subspan(1)) apps.push_back(app.add_subcommand(table.name, table.about));

@@ -8,10 +8,11 @@
 
 namespace rz {
 
-static StageOptions with_core(StageOptions stage, const ZeroOptions& zero, std::optional<TensorParallel>& tp,
+static StageOptions with_core(StageOptions stage, const Zero& zero, std::optional<TensorParallel>& tp,
                               ContextParallel* context) {
-    stage.dtype = zero.param_dtype;
-    stage.grad_dtype = zero.grad_dtype;
+    stage.dtype = zero.options.param_dtype;
+    stage.grad_dtype = zero.options.grad_dtype;
+    stage.block_grad_dtype = zero.grads.block_dtype();
     stage.tp = tp ? &*tp : nullptr;
     stage.context = context;
     if (context) stage.T = context->own_rows();
@@ -70,11 +71,13 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
         name_of(how.gather));
     how.pp = pp.size;
     how.one_lane = &mesh.link_to((pp.rank + 1) % pp.size).stream() == &mesh.stream();
-    how.recompute = o.stage.recompute != Recompute::none;
+    how.recompute = o.stage.recompute;
     how.T = o.stage.T;
+    // Where no other rank shares, slices are whole gradients beside those of a unit.
+    const bool alone = how.may_accumulate && mesh.place(Axis::shard).size == 1;
     return plan_pipeline(how, config, ParamTable(config, part_of(config, o, mesh)), o.zero.param_dtype, o.micro_batches,
                          {.sharded_parameters = o.zero.stage == 3,
-                          .reduce_each = o.zero.stage >= 2 && !o.zero.accumulate_locally,
+                          .reduce_each = o.zero.stage >= 2 && !o.zero.accumulate_locally && !alone,
                           .prefetch = o.zero.overlap ? o.zero.prefetch : 0});
 }
 
@@ -106,10 +109,20 @@ static Holding holding_of(const ModelConfig& config, const CoreOptions& o, const
     return holding;
 }
 
-// As many units as the program has whole at once.
-static ZeroOptions with_gathered(ZeroOptions zero, const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
-    if (plan && zero.stage == 3)
-        zero.prefetch = std::max(zero.prefetch, own_program(plan->training, mesh).shape.shard.whole_units - 1);
+// As many units as the program has whole at once, and gradients reduced where it says so. Without tp, which sums norms,
+// one operation makes each element of a block's gradient.
+static ZeroOptions with_plan(ZeroOptions zero, const ModelConfig& config, const ParamTable& table,
+                             const std::optional<PipelinePlan>& plan, const Mesh& mesh) {
+    zero.in_turn = !plan && !config.tied;
+    const std::vector<int> held = held_units(plan, mesh);
+    for (size_t u = 0; u < table.held_units().size(); ++u) {
+        const int64_t block = (held.empty() ? int64_t(u) : int64_t(held[u])) - 1;
+        zero.added_once.push_back(block >= 0 && block < config.layers && mesh.place(Axis::tp).size == 1);
+    }
+    if (!plan) return zero;
+    const ShardPolicy& shard = own_program(plan->training, mesh).shape.shard;
+    if (zero.stage == 3) zero.prefetch = std::max(zero.prefetch, shard.whole_units - 1);
+    if (zero.stage >= 2) zero.accumulate_locally = !shard.reduce_each;
     return zero;
 }
 
@@ -146,16 +159,17 @@ TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& 
       compute(device, "compute"),
       zero(device, compute, unit_layouts(table),
            decay_segments(table, options.decay_embeddings, mup_table(options.mup, config, table)),
-           with_muon(with_fp8(with_gathered(options.zero, plan, mesh), options, config, table, held_units(plan, mesh)),
+           with_muon(with_fp8(with_plan(options.zero, config, table, plan, mesh), options, config, table,
+                              held_units(plan, mesh)),
                      table),
            options.adamw, mesh, meter),
       units(zero, held_units(plan, mesh), tp ? &*tp : nullptr, replicated_elements(table), copies(plan, mesh).units,
             copies(plan, mesh).peer),
-      model(plan ? Model(config, table, with_core(options.stage, options.zero, tp, context.get()),
+      model(plan ? Model(config, table, with_core(options.stage, zero, tp, context.get()),
                          own_program(plan->training, mesh), own_program(plan->evaluation, mesh), mesh, device, compute,
                          units, &units)
-                 : Model(config, table, with_core(options.stage, options.zero, tp, context.get()), device, compute,
-                         units, &units)),
+                 : Model(config, table, with_core(options.stage, zero, tp, context.get()), device, compute, units,
+                         &units)),
       program(model.training_program(options.micro_batches)),
       whole_graphs(options.graphs && mesh.world().size == 1 && options.zero.stage <= 1) {
     // OpenMP keeps the number per thread, and a CPU stream computes on its own.

@@ -220,7 +220,7 @@ void make_evaluation(Trainer& t) {
     const Mesh& mesh = *t.mesh;
     t.scorer = std::make_unique<Scorer>(t.process, core.model, core.device, core.compute, mesh.place(Axis::dp),
                                         mesh.place(Axis::tp).rank == 0, o.batch, o.seq_len, core.config.vocab,
-                                        mesh.place(Axis::cp), fp8_multiple(o.fp8.recipe));
+                                        mesh.place(Axis::cp), fp8_multiple(o.fp8.recipe) * (o.tp_overlap ? o.tp : 1));
 }
 
 void evaluate(Trainer& t, int64_t step) {

@@ -177,8 +177,8 @@ Judgement Health::judge(const StepNumbers& n) {
     for (const auto& [name, bytes] :
          {std::pair("memory_by_rank", &Vote::memory), {"reserved_by_rank", &Vote::reserved}})
         for (size_t r = 0; r < votes.size(); ++r)
-            j.json += (r ? "," : format(",\"%s\":[", name)) + std::to_string(votes[r].*bytes) +
-                      (r + 1 == votes.size() ? "]" : "");
+            j.by_rank += (r ? "," : format(",\"%s\":[", name)) + std::to_string(votes[r].*bytes) +
+                         (r + 1 == votes.size() ? "]" : "");
     name_slow_rank(n.step, own_seconds, signs, j);
     // The first reason stands: steps that were under way already are still judged.
     if (!verdict.give_up.empty() && (!end_ || end_->saves))
@@ -215,8 +215,8 @@ void Health::name_slow_rank(int64_t step, const std::vector<double>& own_seconds
     const int slow = stragglers_.observe(own_seconds);
     if (own_seconds.size() > 1 && step % 10 == 0) {
         for (size_t r = 0; r < own_seconds.size(); ++r)
-            j.json += format("%s%.4g", r == 0 ? ",\"seconds_by_rank\":[" : ",", own_seconds[r]);
-        j.json += "]";
+            j.by_rank += format("%s%.4g", r == 0 ? ",\"seconds_by_rank\":[" : ",", own_seconds[r]);
+        j.by_rank += "]";
     }
     if (slow < 0) return;
     const double ratio = stragglers_.seconds() / std::max(stragglers_.others(), 1e-9);

@@ -43,6 +43,7 @@ struct Judgement {
     std::string note;                 // for the step's line; "" if all is well
     bool bad = false;                 // a spike, or numbers that are none
     std::string json;                 // more members for the step's JSON object: ",\"key\":value"
+    std::string by_rank;              // likewise, for its line of ranks.jsonl
     std::string line;                 // a line of its own, or ""
 };
 

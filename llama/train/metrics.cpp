@@ -164,6 +164,7 @@ void Metrics::report(Probe& probe) {
     r.note = judgement.note;
     r.seconds_by_rank = judgement.seconds;
     r.json = judgement.json;
+    r.by_rank = judgement.by_rank;
     if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
     if (core_.options.stage.z_loss > 0) r.z_loss = judgement.z_loss;
     if (batches_.has_targets()) r.json += format(",\"targets\":%lld", (long long)batches_.targets_of(probe.step));

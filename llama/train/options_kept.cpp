@@ -35,6 +35,32 @@ bool same_value(const std::string& a, const std::string& b) {
     return numbers ? x == y : a == b;
 }
 
+using Flags = std::map<std::string, std::string>;
+
+std::string value_of(const Flags& flags, const std::string& name) {
+    const auto found = flags.find(name);
+    return found == flags.end() ? "" : found->second;
+}
+
+bool is_pipeline(const Flags& flags) {
+    const std::string pp = value_of(flags, "pp");
+    return !pp.empty() && pp != "1";
+}
+
+// What earlier programs meant by flags that they left open, where it is not this program's default. This one leaves
+// none of them open in a checkpoint, but for sums that are accumulated locally.
+Flags former_defaults(const Flags& saved, bool gpu) {
+    Flags meant;
+    if (gpu && !saved.count("collectives")) meant["collectives"] = "ring";
+    const std::string sums = value_of(saved, "grad-dtype"), zero = value_of(saved, "zero");
+    const bool bf16 = value_of(saved, "dtype") == "bf16";
+    if (bf16 && sums.empty()) meant["grad-dtype"] = "bf16";
+    if (bf16 && sums == "fp32" && value_of(saved, "wire-dtype").empty()) meant["wire-dtype"] = "fp32";
+    if (is_pipeline(saved) && (zero == "2" || zero == "3") && value_of(saved, "accumulate-locally").empty())
+        meant["accumulate-locally"] = "on";
+    return meant;
+}
+
 // Why a resumed run does not take a flag that was not given; nullptr: it takes it.
 const char* why_not(Keeps how, const std::string& name, const std::string& value, const std::set<std::string>& given,
                     const ResumePlace& place) {
@@ -80,7 +106,12 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
     std::vector<std::string> lines;
     TrainOptions fresh;
     const CommandTable table = command_table(fresh);
-    const std::map<std::string, std::string> saved = current_flags(table, as_saved);
+    Flags saved = current_flags(table, as_saved);
+    const Flags former = former_defaults(saved, place.gpu);
+    for (const auto& [name, value] : former) saved[name] = value;
+    if (value_of(saved, "pp-gather") == "step" && !(is_pipeline(saved) && value_of(saved, "zero") == "3"))
+        saved.erase("pp-gather");  // the former default, which did nothing
+    const bool other_dtype = o.given.count("dtype") && o.kept_flags["dtype"] != value_of(saved, "dtype");
     for (const auto& [name, value] : saved)
         if (!o.kept_flags.count(name))
             lines.push_back(
@@ -96,7 +127,12 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         const char* why = nullptr;
         if (kept != saved.end()) {
             const std::string& now = o.kept_flags[name];
-            why = given ? "" : why_not(row.keeps, name, kept->second, o.given, place);
+            const bool follows_dtype = name == "grad-dtype" || name == "wire-dtype";
+            const bool follows_layout = name == "accumulate-locally" && former.count(name);
+            const Keeps keeps = follows_layout ? Keeps::layout : row.keeps;
+            why = given                          ? ""
+                  : other_dtype && follows_dtype ? "beside another --dtype"
+                                                 : why_not(keeps, name, kept->second, o.given, place);
             if (why && !same_value(now, kept->second)) {
                 differ[name] = format("--%s %s, was %s", name.c_str(), now.empty() ? "not given" : now.c_str(),
                                       kept->second.c_str());
@@ -105,6 +141,9 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         }
         const bool taken = kept != saved.end() && !why && !kept->second.empty();
         if (!given && !taken) continue;
+        if (taken && former.count(name))
+            lines.push_back(format("--%s %s stays, the former default: the run keeps its sums", name.c_str(),
+                                   kept->second.c_str()));
         value = given ? o.values.at(name) : kept->second;
         found.given.insert(name);
         const std::string wrong = row.wrong ? row.wrong(value) : "";

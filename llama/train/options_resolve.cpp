@@ -37,10 +37,13 @@ static void set_value(TrainOptions& o, const std::string& flag, const std::strin
     o.values[flag] = o.kept_flags[flag] = value;
 }
 
+static void keep_wire_dtype(TrainOptions& o) { o.kept_flags["wire-dtype"] = name_of(o.gradient_wire_dtype()); }
+
 void choose_dtype(TrainOptions& o, bool gpu) {
     if (!o.dtype_auto) return;
     o.dtype = gpu ? DType::bf16 : DType::f32;
     set_value(o, "dtype", name_of(o.dtype));
+    keep_wire_dtype(o);
 }
 
 bool will_use_gpu(const TrainOptions& o) { return o.device != DeviceChoice::cpu && cuda_device_count() > 0; }
@@ -98,7 +101,10 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
     o.given = found.given;
     o.values = found.values;
     o.kept_flags = kept_flags(table, found);
-    if (o.dtype_auto) o.given.erase("dtype");  // a resumed run keeps its own
+    if (o.dtype_auto)
+        o.given.erase("dtype");  // a resumed run keeps its own
+    else
+        keep_wire_dtype(o);
     if (!o.init_from.empty() && !o.given.count("lr")) {
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
@@ -176,7 +182,7 @@ MuonOptions TrainOptions::muon() const {
 
 BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
     return {.parameter = size_of(o.dtype),
-            .gradient = size_of(o.gradient_dtype()),
+            .gradient = size_of(o.grad_dtype),
             .master = o.master_dtype == o.dtype ? 0 : size_of(o.master_dtype),
             .moments = 2 * size_of(o.adam_dtype),
             .average = o.ema > 0 ? size_of(DType::f32) : 0};
@@ -196,9 +202,9 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
                     "masters\n  nearest: --master-dtype fp32",
                     o.ema, name_of(o.master_dtype));
     require_request(
-        o.gradient_dtype() == DType::f32 || o.gradient_dtype() == o.dtype,
+        o.grad_dtype == DType::f32 || o.grad_dtype == o.dtype,
         "--grad-dtype %s with --dtype %s: gradients have --dtype's type, or fp32\n  nearest: --grad-dtype fp32",
-        name_of(o.gradient_dtype()), name_of(o.dtype));
+        name_of(o.grad_dtype), name_of(o.dtype));
     require_request(o.loss_scale.empty() || o.dtype == DType::f16,
                     "--loss-scale %s: --dtype %s needs none\n  nearest: leave it out, or --dtype fp16",
                     o.loss_scale.c_str(), name_of(o.dtype));
@@ -207,9 +213,6 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
         "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
         "--fp8 tensor, or leave it out",
         (long long)o.zero, name_of(o.fp8.recipe));
-    require_request(!o.tp_overlap || !o.fp8.on(),
-                    "--tp-overlap on with --fp8: an operand has one scale, and its parts would each have their own\n"
-                    "  nearest: --tp-overlap off");
     require_request(
         !o.given.count("fp8-skip-blocks") || o.fp8.on(),
         "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");

@@ -331,8 +331,8 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
                     o.dtype = o.dtype_auto ? DType::f32 : parse_dtype("--dtype", text);
                 })
         .basic();
-    device.choice("--grad-dtype", Keeps::always, o.grad_dtype, "Data type of gradients. [--dtype, or fp32 with fp16]",
-                  kFloats);
+    device.choice("--grad-dtype", Keeps::always, o.grad_dtype,
+                  "Data type of gradients: what micro-batches are summed in. bf16: with --dtype bf16 only.", kFloats);
     device.choice("--adam-dtype", Keeps::always, o.adam_dtype,
                   "Data type of Adam's moments. bf16 rounds stochastically.", kFloats);
     device.choice(
@@ -362,9 +362,13 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--cuda-graphs", Keeps::gpu, o.cuda_graphs,
         "Replay each micro-batch as one CUDA graph or, where ranks communicate, what lies between in a block's pass.");
     device
-        .choice("--recompute", Keeps::always, o.recompute,
-                "Activations that the backward pass computes again instead of storing them.")
-        .basic();
+        .choice(
+            "--recompute", Keeps::always, o.recompute,
+            "Activations that the backward pass computes again instead of storing them. norms: what a branch reads; "
+            "attention: q, k, v and its output; mlp: gate and up, these three also as a list, such as norms,mlp; "
+            "block: all but the residual stream.")
+        .basic()
+        .placeholder = "none|norms|attention|mlp|block";
     device.choice(
         "--offload-optimizer", Keeps::gpu, o.offload_optimizer,
         "Keep master weights and Adam's moments in pinned memory of the host. stream: they come to the GPU in "
@@ -452,9 +456,9 @@ static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
         .is_list = true;
     ranks
         .checked("--pp-gather", Keeps::layout, "step|window:K|op",
-                 "How long ZeRO-3 keeps gathered parameters. K is a number of stages.", wrong_gather,
+                 "How long ZeRO-3 keeps gathered parameters: the step, K stages, or one use.", wrong_gather,
                  [&o](const std::string& text) { read_gather(text, o.pp_gather, o.pp_gather_window); })
-        .default_text = "step";
+        .default_text = "op";
     ranks.whole("--pp-window", Keeps::layout, o.pp_window, 0, 1 << 20,
                 "Largest number of micro-batches in flight; 0: as many as the schedule has.");
     ranks.whole(
@@ -483,8 +487,9 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                 "--ring-chunk cuts messages.");
     ranks.on_off("--overlap", Keeps::always, o.overlap, "Compute while collectives run. off: wait for each.");
     ranks.on_off("--accumulate-locally", Keeps::always, o.accumulate_locally,
-                 "Reduce after the last micro-batch only (ZeRO-2 and 3), and keep whole gradients until then. off: at "
-                 "every weight gradient. [on with --pp, else off]");
+                 "Reduce after the last micro-batch only (ZeRO-2 and 3), and keep whole gradients until then, with the "
+                 "bits of --zero 1. off: at every weight gradient. [off; on where ranks of a pipeline hold the same "
+                 "parameters, or no other rank shares]");
     ranks
         .whole("--tp", Keeps::layout, o.tp, 1, 1 << 10,
                "Number of ranks that share each tensor and the rows of the residual stream (tensor and sequence "
@@ -512,11 +517,12 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
     add_pipeline(ranks, o);
     ranks.checked(
         "--collectives", Keeps::always, "[tp=|data=]ring|direct|library|hier|symmetric|hier-symmetric",
-        "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them. "
+        "Algorithm of the collectives; without an axis, data's. hier: two levels, inside the nodes and across them; on "
+        "one node ring or direct, by bytes. "
         "symmetric: ranks of one host load from each other's memory (GPUs by NCCL's windows, or through pinned memory "
         "of the host where they have no P2P), with direct's bits. "
         "hier-symmetric: so inside the nodes, and messages across them, with hier's bits. "
-        "library: NCCL's or MPI's own. [data=ring on one node, hier on several; tp=direct]",
+        "library: NCCL's or MPI's own. [data=hier, on one node without GPUs ring; tp=direct]",
         [](const std::string& text) { return wrong_axis_algorithms(text); },
         [&o](const std::string& text) { o.collectives = parse_axis_algorithms(text); });
     ranks.whole("--ranks-per-node", Keeps::layout, o.ranks_per_node, 0, 1 << 20,
@@ -530,8 +536,8 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
         "--comm-sms", Keeps::gpu, o.comm_sms, 0, 1 << 10,
         "Multiprocessors that kernels whose blocks stay to the end (Hopper's attention, RMSNorm's backward) leave to "
         "communication; NCCL takes at most as many. The last bits of the norms' gradients depend on it. 0: none.");
-    ranks.choice("--wire-dtype", Keeps::always, o.wire_dtype, "Data type of gradients between ranks. [--grad-dtype]",
-                 kFloats);
+    ranks.choice("--wire-dtype", Keeps::always, o.wire_dtype,
+                 "Data type of gradients between ranks. [--dtype, or fp32 with fp16]", kFloats);
     ranks.whole("--ring-chunk", Keeps::layout, o.ring_chunk_kib, 0, 1 << 20,
                 "Size of what one hop carries, in KiB. 0: what suits the transport.");
     ranks.real("--timeout", Keeps::always, o.timeout, 1, 1e6,

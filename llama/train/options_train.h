@@ -130,8 +130,8 @@ struct TrainOptions {
 
     // precision, memory, device
     DType dtype = DType::f32;
-    bool dtype_auto = true;           // choose_dtype() says which
-    std::optional<DType> grad_dtype;  // none: dtype, or fp32 with fp16
+    bool dtype_auto = true;  // choose_dtype() says which
+    DType grad_dtype = DType::f32;
     DType adam_dtype = DType::f32, master_dtype = DType::f32;
     std::string loss_scale;  // "dynamic" or a power of two; empty: dynamic with fp16
     int64_t loss_scale_window = 1000, loss_scale_hysteresis = 2;
@@ -155,7 +155,7 @@ struct TrainOptions {
     int64_t prefetch = 1;
     int64_t bucket_mib = 0;  // of gradients that are reduced together; 0: each unit by itself
     bool overlap = true;
-    std::optional<bool> accumulate_locally;  // none: with a pipeline
+    std::optional<bool> accumulate_locally;  // none: only where reducing each micro-batch can't be, or saves nothing
     int64_t tp = 1;
     std::array<Axis, 4> axis_order = GridOptions{}.order;  // neighbouring ranks first
     bool tp_overlap = false;
@@ -166,14 +166,14 @@ struct TrainOptions {
     int64_t pp_threads = 0;                  // 0: not given; else pp, and ranks are its product with tp and cp
     ScheduleChoice pp_schedule;              // none: zb-v or 1f1b
     std::vector<int64_t> pp_cut;             // blocks of each stage; none: balanced by FLOPs
-    GatherFor pp_gather = GatherFor::step;
+    GatherFor pp_gather = GatherFor::op;
     int64_t pp_gather_window = 3;  // stages, for GatherFor::window
     int64_t pp_tasks = 0, pp_window = 0;
     AxisAlgorithms collectives;
     int64_t ranks_per_node = 0;  // 0: as the launcher placed them
     int64_t comm_sms = 0;        // multiprocessors that kernels whose blocks stay leave to communication
     TransportKind transport = TransportKind::automatic;
-    std::optional<DType> wire_dtype;  // none: grad_dtype
+    std::optional<DType> wire_dtype;  // none: dtype, or fp32 with fp16
     int64_t ring_chunk_kib = 0;       // 0: what suits the transport
     double timeout = 600;             // seconds that a rank may wait for another
     double disk_timeout = 7200;       // the same while ranks read or write checkpoints and final weights
@@ -227,12 +227,11 @@ struct TrainOptions {
     bool offloads() const {
         return offload_optimizer != OffloadOptimizer::none || offload_params || offload_grads || offload_activations;
     }
-    // ZeRO-2 and 3 keep whole gradients until the last micro-batch.
-    bool accumulates_locally() const { return zero >= 2 && accumulate_locally.value_or(pp > 1); }
-    DType gradient_dtype() const { return grad_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }
+    // It is asked for that ZeRO-2 and 3 keep whole gradients until the last micro-batch.
+    bool accumulates_locally() const { return zero >= 2 && accumulate_locally.value_or(false); }
     LossScaling loss_scaling() const;
     MuonOptions muon() const;  // refuses what --optimizer muon can not do
-    DType gradient_wire_dtype() const { return wire_dtype.value_or(gradient_dtype()); }
+    DType gradient_wire_dtype() const { return wire_dtype.value_or(dtype == DType::f16 ? DType::f32 : dtype); }
 };
 
 // Bytes of an element by purpose; masters are 0 where the parameters are their own.

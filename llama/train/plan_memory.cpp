@@ -44,7 +44,7 @@ class DryRun {
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         check_shared(mesh_how);
         check_left_free(mesh_how.left_free, job.multiprocessors, job.kind == DeviceKind::cpu,
-                        job.ranks > 1 && !over_host_memory(o.transport), Grid(job.ranks, mesh_how.grid));
+                        job.ranks > 1 && !over_host_memory(o.transport), on_nodes(mesh_how), mesh_how.algorithms);
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;
@@ -108,14 +108,18 @@ class DryRun {
     }
 
    private:
+    Grid on_nodes(const MeshOptions& how) const {
+        GridOptions grid = how.grid;
+        for (int r = 0; r < job_.ranks && how.ranks_per_node > 0; ++r) grid.nodes.push_back(r / how.ranks_per_node);
+        return Grid(job_.ranks, grid);
+    }
+
     // What the run would find when its ranks map each other's memory.
     void check_shared(const MeshOptions& how) const {
         const auto maps = [](Algorithm a) { return a == Algorithm::symmetric || a == Algorithm::hier_symmetric; };
         const Algorithm data = how.algorithms.data.value_or(Algorithm::ring), tp = how.algorithms.tp;
         if (!maps(data) && !maps(tp)) return;
-        GridOptions grid = how.grid;
-        for (int r = 0; r < job_.ranks && how.ranks_per_node > 0; ++r) grid.nodes.push_back(r / how.ranks_per_node);
-        const Grid of(job_.ranks, grid);
+        const Grid of = on_nodes(how);
         for (const auto& [a, axis] : {std::pair(data, Axis::data), {tp, Axis::tp}})
             require_request(
                 a != Algorithm::symmetric || of.nodes(axis) == 1,

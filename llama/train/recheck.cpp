@@ -32,7 +32,7 @@ static void flip_a_bit(Stream& compute, void* word_at) {
 void Recheck::see(int unit, void* gradients) {
     Stream& compute = core_.compute;
     if (fault_point("recheck") == FaultAction::flip) flip_a_bit(compute, gradients);
-    const int64_t element = size_of(core_.zero.options.grad_dtype);
+    const int64_t element = size_of(core_.units.grad_dtype(unit));
     const int64_t bytes = core_.units.padded(unit) * element;
     uint64_t hash = 0;
     for (int64_t at = 0; at < bytes; at += kPiece) {

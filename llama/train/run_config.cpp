@@ -53,11 +53,12 @@ static std::map<std::string, std::string> resolved(const Trainer& t) {
         {"warmup", std::to_string(o.warmup)},
         {"cooldown", std::to_string(o.cooldown)},
         {"device", t.core->device.is_cuda() ? "cuda" : "cpu"},
-        {"grad-dtype", name_of(o.gradient_dtype())},
         {"wire-dtype", name_of(o.gradient_wire_dtype())},
         {"logits-mib", std::to_string(t.core->options.stage.logits_bytes >> 20)},
         {"threads", std::to_string(t.core->options.threads)},
     };
+    if (t.core->plan && o.zero >= 2)
+        values["accumulate-locally"] = t.core->zero.options.accumulate_locally ? "on" : "off";
     for (const ConfigField& f : config_fields()) values[f.name] = std::to_string(c.*f.member);
     for (const ConfigSwitch& w : config_switches()) values[w.name] = c.*w.member ? "on" : "off";
     return values;

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "comm/thresholds.h"
+#include "kernels/runtime/is_cpu.h"
 #include "kernels/vocab_cross_entropy.h"
 
 namespace rz {
@@ -23,7 +24,7 @@ class Counter {
         for (const Instr& i : core_.program.program.code) add(i);
         if (zero_.slices_state() && zero_.whole_parameters() && !core_.zero.params.in_common())
             for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u) sent_.data += gather_unit(u);
-        sent_.data += magnitudes();
+        sent_.data += beside_codes();
         add_norm();
         return sent_;
     }
@@ -68,10 +69,10 @@ class Counter {
     // ---- cp ----
     int64_t attend(Do what) const {
         const int64_t keys = core_.context->key_bytes(), gradients = core_.context->gradient_bytes();
-        const bool again = core_.options.stage.recompute == Recompute::block;
+        const bool again = has(core_.options.stage.recompute, Recompute::attention | Recompute::block);
         if (what == Do::forward) return keys;
-        if (what == Do::backward) return (again ? 2 : 1) * keys + gradients;
-        return what == Do::input_grad ? keys + gradients : 0;
+        const bool backward = what == Do::backward || what == Do::input_grad;
+        return backward ? (again ? 2 : 1) * keys + gradients : 0;
     }
 
     // ---- tp ----
@@ -80,38 +81,35 @@ class Counter {
         const int64_t C = core_.config.dim;
         const int64_t G = core_.tp->gather_bytes(tokens_, C, zero_.param_dtype),
                       S = core_.tp->scatter_bytes(tokens_, C);
-        // Norms are gathered as codes, and before that their magnitudes.
+        // Norms and gradients of branches are gathered as codes, and before that their magnitudes.
         const Fp8Options& fp8 = core_.options.stage.fp8;
-        const bool codes = keeps_codes(fp8.recipe, &*core_.tp) && fp8.covers(unit - 1, core_.config.layers);
+        const bool codes = keeps_codes(fp8.recipe) && fp8.covers(unit - 1, core_.config.layers);
         const int64_t H = codes ? core_.tp->gather_bytes(tokens_, C / 2, DType::bf16) : G;
         const int64_t M = codes ? 2 * core_.tp->magnitude_bytes() : 0;
         const int64_t Q = core_.config.post_norm ? core_.tp->share_bytes(tokens_ * 2) : 0;  // sums over q and k
         const bool backward = what == Do::backward || what == Do::input_grad;
         if (unit == 0) return what == Do::forward ? S : what == Do::input_grad ? 0 : G;
         if (is_head(unit)) return backward ? G + S + core_.tp->share_bytes(tokens_ * kVocabStats) : 0;
+        const Recompute recompute = core_.options.stage.recompute;
+        int64_t again = recompute == Recompute::block ? 2 * H + M + 2 * S + Q : 0;
+        if (has(recompute, Recompute::norms)) again += M;
+        if (has(recompute, Recompute::attention)) again += H + Q;
+        if (has(recompute, Recompute::mlp)) again += H;
         switch (what) {
             case Do::forward:
                 return 2 * H + M + 2 * S + Q;
             case Do::input_grad:
-                return 2 * G + 2 * S + Q;
+                return 2 * H + M + 2 * S + Q + again;
             case Do::weight_grad:
-                return 2 * G + 2 * H;
+                return 4 * H;
             default:
-                break;
+                return 4 * H + M + 2 * S + Q + again;
         }
-        switch (core_.options.stage.recompute) {
-            case Recompute::none:
-                return 2 * G + 2 * H + 2 * S + Q;
-            case Recompute::mlp:
-                return 2 * G + 3 * H + 2 * S + Q;
-            case Recompute::block:
-                return 2 * G + 4 * H + M + 4 * S + 2 * Q;
-        }
-        fail("a recomputation of no kind");
     }
 
     // ---- data and replicate ----
-    int64_t gather(Collectives& group, Offsets offsets, int64_t element) const {
+    // `wire`: of the sum that it is the second half of, by which hier chooses.
+    int64_t gather(Collectives& group, Offsets offsets, int64_t element, int64_t wire = 0) const {
         const int rank = group.rank(), size = group.size();
         if (size == 1) return 0;
         const auto count = [&](int r) { return offsets[size_t(r) + 1] - offsets[size_t(r)]; };
@@ -127,7 +125,9 @@ class Counter {
             return (count(rank) * (nodes - 1) + (offsets[column + size_t(nodes)] - offsets[column]) * (locals - 1)) *
                    element;
         }
-        const bool one_hop = how == "hier" && (nodes > 1 || !rings_on_one_node(offsets.back() * element));
+        const bool gpus = !is_cpu(group.transport().device());
+        const bool one_hop =
+            how == "hier" && (nodes > 1 || !rings_on_one_node(offsets.back() * (wire ? wire : element), size, gpus));
         if (how == "direct" || one_hop) return count(rank) * element * (size - 1);
         return (offsets.back() - offsets.front() - count((rank + 1) % size)) * element;
     }
@@ -142,36 +142,44 @@ class Counter {
     int64_t gather_unit(int unit) const {
         const Offsets slices = core_.zero.ownership.slices(unit);
         if (!is_coded(unit)) return gather(mesh().shard(), slices, size_of(zero_.param_dtype));
-        std::vector<int64_t> codes, rest;  // codes in pairs
-        for (const int64_t end : slices) {
-            int64_t below = 0;
-            for (const ElementRange& m : zero_.fp8_matrices[size_t(unit)])
-                below += std::clamp(end, m.begin, m.end) - m.begin;
-            codes.push_back(below / 2);
-            rest.push_back(std::min(end, core_.zero.ownership.unit(unit).size) - below);
-        }
-        return gather(mesh().shard(), codes, 2) + gather(mesh().shard(), rest, size_of(zero_.param_dtype));
+        std::vector<int64_t> codes;  // in pairs
+        for (const int64_t end : slices) codes.push_back(below_in_matrices(unit, end) / 2);
+        return gather(mesh().shard(), codes, 2);
     }
-    // Of the matrices that are gathered as codes, once a step.
-    int64_t magnitudes() const {
+    // Once a step, of the units that are gathered as codes: magnitudes, and what is no matrix.
+    int64_t beside_codes() const {
         int64_t bytes = 0;
-        for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u)
-            if (is_coded(u)) bytes += int64_t(sizeof(Fp8Scale) * zero_.fp8_matrices[size_t(u)].size());
-        return bytes * (mesh().shard().size() - 1);
+        std::vector<int64_t> rest(size_t(mesh().shard().size()) + 1);
+        for (int u = 0; u < int(core_.zero.ownership.units().size()); ++u) {
+            if (!is_coded(u)) continue;
+            bytes += int64_t(sizeof(Fp8Scale) * zero_.fp8_matrices[size_t(u)].size());
+            const Offsets slices = core_.zero.ownership.slices(u);
+            for (size_t r = 0; r < rest.size(); ++r)
+                rest[r] += std::min(slices[r], core_.zero.ownership.unit(u).size) - below_in_matrices(u, slices[r]);
+        }
+        return bytes * (mesh().shard().size() - 1) + gather(mesh().shard(), rest, size_of(zero_.param_dtype));
+    }
+    int64_t below_in_matrices(int unit, int64_t end) const {
+        int64_t below = 0;
+        for (const ElementRange& m : zero_.fp8_matrices[size_t(unit)])
+            below += std::clamp(end, m.begin, m.end) - m.begin;
+        return below;
     }
     void reduce(int unit, bool last) {
         if (core_.tp && (last || core_.zero.grads.reduces_each_micro_batch()))
-            for (const Replicated& r : replicated_[size_t(unit)]) sent_.tp += core_.tp->sum_bytes(r, zero_.grad_dtype);
+            for (const Replicated& r : replicated_[size_t(unit)])
+                sent_.tp += core_.tp->sum_bytes(r, core_.zero.grads.dtype(unit));
         if (zero_.whole_gradients() && !last) return;
         const int64_t wire = size_of(zero_.wire_dtype), element = size_of(zero_.grad_dtype);
         const Offsets slices = core_.zero.ownership.slices(unit), parts = core_.zero.ownership.parts(unit);
         if (!zero_.slices_state()) {
-            sent_.data += scatter(mesh().data(), slices, wire) + gather(mesh().data(), slices, element);
+            sent_.data += scatter(mesh().data(), slices, wire) + gather(mesh().data(), slices, element, wire);
             return;
         }
         sent_.data += scatter(mesh().shard(), slices, wire);
         if (last)
-            sent_.replicate += scatter(mesh().replicate(), parts, wire) + gather(mesh().replicate(), parts, element);
+            sent_.replicate +=
+                scatter(mesh().replicate(), parts, wire) + gather(mesh().replicate(), parts, element, wire);
     }
 
     // ---- the norm: a double for each block, first of a rank's slices, then of a part's ----

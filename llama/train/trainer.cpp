@@ -45,6 +45,12 @@ static Device choose_device(const TrainOptions& o, Process& process, std::string
     return device;
 }
 
+StepMessages step_messages(const TrainOptions& o) {
+    return {.matrix_pieces = o.optimizer == Optimizer::muon,
+            .shared_units = o.pp > 1 && o.pp_schedule.kind == PipelineKind::dualpipe,
+            .samples = o.pp > 1 && o.sample_every > 0};
+}
+
 MeshOptions mesh_options(const TrainOptions& o) {
     return {.grid = grid_options(o),
             .transport = o.transport,
@@ -52,7 +58,8 @@ MeshOptions mesh_options(const TrainOptions& o) {
             .ranks_per_node = int(o.ranks_per_node),
             .left_free = int(o.comm_sms),
             .collectives = {.chunk_bytes = o.ring_chunk_kib << 10},
-            .check_wire = o.check_wire > 0};
+            .check_wire = o.check_wire > 0,
+            .messages = step_messages(o)};
 }
 
 void check_threads(int64_t asked) {
@@ -68,11 +75,12 @@ int64_t cpu_threads(int64_t asked, const Process& process) {
     return std::max(1, omp_get_num_procs() / process.local_size());
 }
 
-static std::unique_ptr<Mesh> make_mesh(const TrainOptions& o, Process& process, Device device, CommMeter& meter) {
+MeteredMesh make_mesh(const TrainOptions& o, Process& process, Device device) {
+    auto meter = std::make_unique<CommMeter>();
     MeshOptions options = mesh_options(o);
-    options.collectives.meter = &meter;
+    options.collectives.meter = meter.get();
     options.damage_wire = [] { return fault_point("wire") == FaultAction::flip; };
-    return std::make_unique<Mesh>(process, device, options);
+    return {std::move(meter), std::make_unique<Mesh>(process, device, options)};
 }
 
 static void check_offload(const TrainOptions& o, Device device) {
@@ -119,7 +127,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
     check_offload(o, device);
     return {.zero = {.stage = int(o.zero),
                      .param_dtype = o.dtype,
-                     .grad_dtype = o.gradient_dtype(),
+                     .grad_dtype = o.grad_dtype,
                      .wire_dtype = o.gradient_wire_dtype(),
                      .master_dtype = o.master_dtype,
                      .adam_dtype = o.adam_dtype,
@@ -156,7 +164,8 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
                          .cut = o.pp_cut,
                          .gather = o.pp_gather,
                          .gather_window = int(o.pp_gather_window),
-                         .window = int(o.pp_window)},
+                         .window = int(o.pp_window),
+                         .may_accumulate = !o.accumulate_locally && !o.offload_grads},
             .cp_exchange = o.cp_exchange,
             .tp_overlap = o.tp_overlap,
             .tp_wire_f32 = o.tp_wire.value_or(o.dtype) == DType::f32};
@@ -299,6 +308,21 @@ static void announce_steps(Trainer& t) {
         log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
 }
 
+// What ZeRO-2 and 3 save in a pipeline, what that costs, and which flag gives one rank's bits.
+static void announce_reduction(const TrainOptions& o, const TrainingCore& core, Log& log) {
+    const UnitLayout& last = core.table.held_units().back();
+    const std::string whole = human_bytes((last.offset + last.padded) * size_of(o.grad_dtype));
+    if (core.zero.options.accumulate_locally)
+        log.line(format("         gradients are accumulated locally, %s on this rank", whole.c_str()));
+    else
+        log.line(format(
+            "         gradients are reduced %lld times a step%s, which saves this rank %s and changes the last bits; "
+            "--accumulate-locally%s sends less and has one rank's",
+            (long long)core.options.micro_batches,
+            o.zero == 3 && o.pp_gather == GatherFor::op ? " and parameters gathered for each use" : "", whole.c_str(),
+            o.zero == 3 && o.pp_gather == GatherFor::op ? " --pp-gather step" : ""));
+}
+
 // What the run is, in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const TrainOptions& o = t.options;
@@ -345,13 +369,7 @@ static void announce(Trainer& t, const std::string& note) {
             name_of(o.cp_exchange)));
     if (core.plan)
         for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
-    if (core.plan && o.zero >= 2 && !o.accumulate_locally && o.accumulates_locally()) {
-        const UnitLayout& last = core.table.held_units().back();
-        log.line(format(
-            "         gradients are accumulated locally, %s on this rank; --no-accumulate-locally reduces them at "
-            "every weight gradient",
-            human_bytes((last.offset + last.padded) * size_of(o.gradient_dtype())).c_str()));
-    }
+    if (core.plan && o.zero >= 2) announce_reduction(o, core, log);
     const DataSources& s = t.sources;
     announce_data(s, log);
     if (s.documents)
@@ -364,14 +382,14 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(planned_memory(t));
 }
 
-Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::optional<ResumePoint>& from)
+Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::optional<ResumePoint>& from, MeteredMesh made)
     : options(o), process(p), health(h), lr(schedule_of(o, {})) {
     if (!o.mllog.empty() && process.is_root()) mlperf = std::make_unique<MlperfLog>(o.mllog);
     DataPaths paths = find_data(o);
     ModelConfig config = from ? resumed_config(o, *from, paths.vocab) : model_config(o, paths.vocab);
     name_end_tokens(config, paths);
     check_ranks(o, process.size());
-    Process::DiskWork files(process);  // data, weights or a checkpoint
+    std::optional<Process::DiskWork> files(std::in_place, process);  // data, weights or a checkpoint
     start.run_id = choose_run_id(process);
     check_folder_is_shared(o.out, start.run_id, process);
     const std::string model = from ? from->folder : o.init_from.empty() ? "" : model_folder(o.init_from);
@@ -385,13 +403,20 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
                               gemm_choices);
     peak = find_peak(device, o.dtype, o.peak_tflops);  // may multiply, as long as nothing communicates
     if (o.trace_steps > 0) keep_changes(device.context->memory);
-    mesh = make_mesh(o, process, device, meter);
+    files->join();
+    files.reset();  // first messages have the deadline of messages
+    if (!made.mesh) made = make_mesh(o, process, device);
+    meter = std::move(made.meter), mesh = std::move(made.mesh);
+    files.emplace(process);
     CoreOptions of_core = core_options(o, device, *mesh);
     of_core.threads = cpu_threads(o.threads, process);
     of_core.zero.host_threads = int(of_core.threads);
     check_host_memory(o, config, device, mesh->world(), process);
-    core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, &meter);
+    core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, meter.get());
     reserve_product_workspace(core->compute);
+    // A resumed run keeps it, whatever the default is then.
+    if (core->plan && o.zero >= 2 && !o.accumulate_locally && !core->zero.options.accumulate_locally)
+        options.kept_flags["accumulate-locally"] = "off";
     batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held(), int(o.data_threads));
@@ -413,7 +438,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     fault_point("resume.done");
     open_log(note);
     open_reports();
-    files.join();
+    files->join();
 }
 
 // Where the run is in its data and its schedule.
@@ -481,9 +506,9 @@ void Trainer::open_reports() {
     const TrainOptions& o = options;
     const Manifest& m = start.resumed;
     if (o.recheck_every > 0) recheck = std::make_unique<Recheck>(process, *core);
-    trace = make_trace(o, process, *core, meter, start.first_step());
+    trace = make_trace(o, process, *core, *meter, start.first_step());
     open_saves(*this);
-    metrics = std::make_unique<Metrics>(process, *core, meter, *batches, lr, health, *log, trace.get(),
+    metrics = std::make_unique<Metrics>(process, *core, *meter, *batches, lr, health, *log, trace.get(),
                                         o.out + "/trace.json", o.steps, o.log_every);
     if (o.stats_every > 0) {
         statistics = std::make_unique<Statistics>(*core);
@@ -567,9 +592,10 @@ void begin_step(Trainer& t, int64_t step) {
     // Gradients are added to what stands there, so that this element stays bad.
     static const uint32_t kNan = 0x7fc00000, kInf = 0x7f800000;
     Zero& zero = t.core->zero;
-    const int64_t e = size_of(zero.options.grad_dtype);
+    const int last = int(zero.ownership.units().size()) - 1;
+    const int64_t e = size_of(zero.grads.dtype(last));
     const char* value = reinterpret_cast<const char*>(action == FaultAction::nan ? &kNan : &kInf);
-    t.core->compute.copy(zero.grads.gradients(int(zero.ownership.units().size()) - 1), value + (4 - e), e);
+    t.core->compute.copy(zero.grads.gradients(last), value + (4 - e), e);
 }
 
 static void check_replicas(Trainer& t, int64_t step) {

@@ -36,9 +36,17 @@ struct RunStart {
     int64_t first_step() const { return resumed.step + 1; }
 };
 
+// The ranks' groups, and what their collectives report to.
+struct MeteredMesh {
+    std::unique_ptr<CommMeter> meter;
+    std::unique_ptr<Mesh> mesh;
+};
+MeteredMesh make_mesh(const TrainOptions&, Process&, Device);
+
 struct Trainer {
-    // Begins, or resumes from a checkpoint. Collective.
-    Trainer(const TrainOptions&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt);
+    // Begins, or resumes from a checkpoint. Collective. `made`: the mesh, where there is one already.
+    Trainer(const TrainOptions&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt,
+            MeteredMesh made = {});
 
     TrainOptions options;
     Process& process;
@@ -48,7 +56,7 @@ struct Trainer {
     DataSources sources;
     std::string prepared;      // what the log says of the device's preparation
     std::string gemm_choices;  // algorithms of this run (kernels/gemm/gemm_tuning.h)
-    CommMeter meter;
+    std::unique_ptr<CommMeter> meter;
     std::unique_ptr<Mesh> mesh;
     std::vector<std::string> layout;  // layout_text(); none where ranks differ in their data only
     std::unique_ptr<TrainingCore> core;
@@ -111,6 +119,7 @@ int64_t validation_sequences(const Trainer&, size_t set);
 std::vector<std::pair<std::string, std::string>> mlperf_settings(const Trainer&);
 
 // What the options say of the parts below, on devices of this kind.
+StepMessages step_messages(const TrainOptions&);
 MeshOptions mesh_options(const TrainOptions&);
 CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
 // Threads of this rank on a CPU: what was asked for, or this host's cores divided among its ranks; 0: OpenMP's choice.

@@ -6,6 +6,7 @@
 
 #include "comm/loopback.h"
 #include "comm/mesh.h"
+#include "comm/nccl_memory.h"
 #include "comm/thresholds.h"
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/context.h"
@@ -218,6 +219,65 @@ TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
     EXPECT_EQ(nccl_blocks(4, 0, 3).group, 1);
 }
 
+// NVIDIA/nccl#1685: an all-to-all of 8 H100 allocates buffers of 10,485,760 and 2,097,152 bytes on 32 channels of each
+// pair. The log of nccl#1453, 24 H100 on three nodes: "16 p2p channels, 2 p2p channels per peer".
+TEST(NcclMemory, PairsHaveBuffersOnEachChannel) {
+    const auto first = [](int n) {
+        std::vector<int> ranks(static_cast<size_t>(n));
+        std::iota(ranks.begin(), ranks.end(), 0);
+        return ranks;
+    };
+    const auto bytes = [&](int size, int to, int from, int max_ctas = 0, const NcclModel& nccl = {}) {
+        NcclNeeds needs;
+        needs.add({{Axis::data}, first(size), first(to), first(from), {max_ctas}}, 0, nccl);
+        return needs.bytes;
+    };
+    constexpr int64_t kSends = 2097152, kReceives = 10485760, kBoth = kSends + kReceives, kNet = 16 * 131072;
+    EXPECT_EQ(bytes(8, 7, 7), 7 * 32 * kBoth);
+    EXPECT_EQ(bytes(8, 1, 1), 32 * kBoth) << "a ring";
+    EXPECT_EQ(bytes(8, 7, 7, 8), 7 * 8 * kBoth);
+    EXPECT_EQ(bytes(8, 7, 7, 11), 7 * 16 * kBoth) << "rounded up";
+    EXPECT_EQ(bytes(8, 7, 7, 1), 7 * kBoth) << "handshakes";
+    EXPECT_EQ(bytes(2, 1, 0), 32 * kSends) << "a link of a pipeline, where it begins";
+    EXPECT_EQ(bytes(8, 7, 7, 0, {.nvlink = false}), 7 * 2 * kBoth);
+    EXPECT_EQ(bytes(8, 7, 7, 0, {.buffer = 8 << 20}), 7 * 32 * (kBoth + (4 << 20)));
+    // Of 8 on the node and 2 beyond it: channels of a pair of the node.
+    const auto channels = [&](int size, const NcclModel& nccl = {}) {
+        return (bytes(size, 10, 10, 0, nccl) - 2 * 16 * kNet) / (8 * kBoth);
+    };
+    EXPECT_EQ(channels(24), 2);
+    EXPECT_EQ(channels(64), 2);
+    EXPECT_EQ(channels(65), 1) << "beyond 64 ranks";
+    EXPECT_EQ(channels(32, {.version = 23007}), 4) << "2.30: a channel for each 14 GB/s of the card";
+}
+
+// tp gets 8 to 16 channels, the norm's block sums and the handshakes of symmetric memory one.
+TEST(NcclMemory, GroupsHaveTheirChannels) {
+    const auto ctas = [](const GridOptions& grid, const GroupKind& group, Algorithm data = Algorithm::ring) {
+        return nccl_channels(Grid(64, grid), {.data = data}, group, 132, 0).max_ctas;
+    };
+    EXPECT_EQ(ctas({}, {Axis::data}), 0) << "alone: NCCL's own choice";
+    EXPECT_EQ(ctas({.tp = 8}, {Axis::tp}), 8);
+    EXPECT_EQ(ctas({.tp = 8}, {Axis::data}), 8);
+    EXPECT_EQ(ctas({.tp = 8}, {Axis::model}), 1);
+    EXPECT_EQ(ctas({.tp = 8, .pp = 4}, {Axis::pp, GroupKind::Span::link, 0, 1}), 2);
+    EXPECT_EQ(ctas({}, {Axis::data}, Algorithm::symmetric), 1);
+    EXPECT_EQ(ctas({}, {Axis::data, GroupKind::Span::row}, Algorithm::hier_symmetric), 1);
+    EXPECT_EQ(ctas({}, {Axis::data, GroupKind::Span::column}, Algorithm::hier_symmetric), 0);
+    // Row and column of hier are under way together. Where each node holds one rank of a group there is no row.
+    GridOptions nodes{.by_columns = true};
+    for (int r = 0; r < 64; ++r) nodes.nodes.push_back(r / 8);
+    EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::row}, Algorithm::hier), 16);
+    EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::column}, Algorithm::hier), 16);
+    nodes.tp = 8;
+    EXPECT_EQ(ctas(nodes, {Axis::data}, Algorithm::hier), 8) << "beside tp";
+    nodes.tp = 2;
+    EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::row}, Algorithm::hier), 8) << "beside tp, model and column";
+    for (const auto span : {GroupKind::Span::all, GroupKind::Span::row, GroupKind::Span::column})
+        EXPECT_EQ(nccl_channels(Grid(64, nodes), {.data = Algorithm::hier}, {Axis::data, span}, 132, 0).net_peer,
+                  span == GroupKind::Span::column ? kColumnChannels : 0);
+}
+
 // --comm-sms: no more than compute leaves free, whatever is under way together.
 TEST(NcclBlocks, StayWithinWhatComputeLeavesFree) {
     for (const int lanes : {0, 2, 4})
@@ -251,7 +311,7 @@ TEST(RoomForCommunication, IsRefusedWhereItCannotBeMet) {
     const Grid data(4, {}), staged(4, {.pp = 2});
     const auto refusal = [](int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) -> std::string {
         try {
-            check_left_free(left_free, multiprocessors, cpu, nccl, grid);
+            check_left_free(left_free, multiprocessors, cpu, nccl, grid, {});
         } catch (const Error& e) {
             return e.what();
         }

@@ -84,7 +84,8 @@ TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
         RankContext context;  // the same from one rank alone
         context.planned.cost = adds_only;
         const Device device{DeviceKind::planned, 0, &context};
-        Mesh mesh(device, 0, N, even_link(kLatency, kByteATick), {.collectives = one_lane});
+        Mesh mesh(device, 0, N, even_link(kLatency, kByteATick),
+                  {.algorithms = {Algorithm::ring}, .collectives = one_lane});
         Stream stream(device, "comm");
         all_reduce(mesh.data(), stream);
         EXPECT_EQ(stream.clock(), want) << "one of " << N << " ranks";

@@ -22,7 +22,7 @@ import run_rows
 NEEDED = {"run.lock", "run.lock.owner", "checkpoints", "final"}
 FLAGS = "--wandb p --stats-every 2 --val-every 2 --keep 0".split()
 NAMES = [
-    *"metrics.jsonl stats.jsonl log.txt run.json config.toml run_status.json loss.svg ranks.json wandb wandb/run-id .ranks".split(),
+    *"metrics.jsonl stats.jsonl log.txt run.json config.toml run_status.json loss.svg ranks.json ranks.jsonl wandb wandb/run-id .ranks".split(),
     *"run_status.json.tmp-0 checkpoints/latest checkpoints/step_000000006 final/model.safetensors final/config.json".split(),
     *"final/tokenizer.json checkpoints/.trash-step_000000002 checkpoints/.after-save-2 trace.json".split(),
     *sorted(NEEDED),

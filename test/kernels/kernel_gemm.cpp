@@ -18,7 +18,8 @@ struct Case {
     bool trans_a, trans_b;
     float beta;
     DType dtype, c_dtype;
-    int64_t gap;  // of every row stride beyond dense
+    int64_t gap;                         // of every row stride beyond dense
+    bool biased = false, apart = false;  // what is added is not in C
 };
 
 class GemmTest : public testing::TestWithParam<Case> {};
@@ -38,7 +39,9 @@ TEST_P(GemmTest, MatchesCpu) {
         g.a = run.input(a);
         g.b = run.input(b);
         g.M = c.M, g.N = c.N, g.K = c.K, g.trans_a = c.trans_a, g.trans_b = c.trans_b;
-        g.alpha = 0.5f, g.beta = c.beta, g.dtype = c.dtype, g.c_dtype = c.c_dtype;
+        g.alpha = c.biased ? 1 : 0.5f, g.beta = c.beta, g.dtype = c.dtype, g.c_dtype = c.c_dtype;
+        if (c.apart) g.add = run.input(normal(before.size(), c.c_dtype, 5));
+        if (c.biased) g.bias = run.input(normal(c.N, c.c_dtype, 4));
         if (c.gap > 0) g.lda = a_columns, g.ldb = b_columns, g.ldc = c.N + c.gap;
         gemm(run.stream(), g);
     };
@@ -58,6 +61,32 @@ TEST(GemmLimits, BetaZeroIgnoresC) {
         gemm(run.stream(), g);
     };
     compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
+}
+
+// What is added gives the same bits in C and apart from it; neither changes.
+TEST(GemmLimits, AddedApartItHasTheBitsOfC) {
+    for (const DType t : {DType::f32, DType::bf16}) {
+        const Data a = normal(70 * 40, t, 1), b = normal(40 * 90, t, 2), old = normal(70 * 90, t, 3);
+        const auto op = [&](bool apart) {
+            return [&, apart](KernelRun& run) {
+                Gemm g;
+                void* const added = run.inout("added", old);
+                g.c = apart ? run.output("c", old.size(), t) : added;
+                if (apart) g.add = added;
+                g.a = run.input(a);
+                g.b = run.input(b);
+                g.M = 70, g.N = 90, g.K = 40, g.alpha = 2, g.beta = -0.7f, g.dtype = g.c_dtype = t;
+                gemm(run.stream(), g);
+            };
+        };
+        for (int device = 0; device <= int(cuda_device_count() > 0); ++device) {
+            const Device on{device ? DeviceKind::cuda : DeviceKind::cpu, 0};
+            const auto in_place = run_on(on, op(false)), apart = run_on(on, op(true));
+            EXPECT_EQ(apart.at("c").values, in_place.at("added").values) << device;
+            EXPECT_NE(apart.at("c").values, apart.at("added").values);
+            for (int64_t i = 0; i < old.size(); ++i) ASSERT_EQ(apart.at("added").values[size_t(i)], old.at(i)) << i;
+        }
+    }
 }
 
 // A choice is measured once, written, and read afterwards; damaged lines do no harm; the product stays right
@@ -170,15 +199,19 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16;
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
-                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},        //
-                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},      // y = x w^T
-                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},     // dx = dy w
-                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},      // dw += dy^T x
-                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},      //
-                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},     //
-                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},       // strided rows
-                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},    //
-                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0}));  // a head
+                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},     //
+                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},   // y = x w^T
+                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},  // dx = dy w
+                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},   // dw += dy^T x
+                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},   //
+                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},  //
+                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},    // strided rows
+                                         Case{33, 24, 16, true, false, 0.5f, b16, f32, 0, false, true},
+                                         Case{12, 16, 8, false, true, -4.8f, b16, b16, 8, false, true},
+                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},  //
+                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0},  // a head
+                                         Case{17, 40, 24, false, true, 0, b16, b16, 0, true},
+                                         Case{65, 129, 127, false, true, 0, f32, f32, 3, true}));
 
 }  // namespace
 }  // namespace rz::test

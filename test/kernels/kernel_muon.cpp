@@ -138,9 +138,19 @@ TEST(MuonKernels, ScaledRowsMatchCpu) {
         }
 }
 
+TEST(MuonKernels, MirrorMatchesCpu) {
+    for (const DType t : {f32, bf16_, f16})
+        for (const int64_t n : {1, 32, 75}) {
+            const auto op = [&](KernelRun& run) {
+                muon_mirror(run.stream(), {.s = run.inout<char>("s", normal(n * n, t, 1)), .n = n, .dtype = t});
+            };
+            compare_on_devices(op, {{"s", {0, 0}}});
+        }
+}
+
 // The products differ in the order of their sums, which five steps of slope up to 3.4 carry on.
 TEST(MuonKernels, NewtonSchulzMatchesCpu) {
-    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{24, 40}, {40, 24}, {32, 32}}) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{24, 40}, {40, 24}, {32, 32}, {80, 67}}) {
         const auto op = [&, rows = rows, cols = cols](KernelRun& run) {
             newton_schulz(run.stream(), {.x = run.inout<char>("x", normal(rows * cols, f32, 1)),
                                          .rows = rows,

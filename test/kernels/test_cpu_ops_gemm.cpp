@@ -18,11 +18,13 @@ struct Product {
     bool trans_a, trans_b;
     float alpha, beta;
     DType dtype, c_dtype;
-    int64_t padding;  // added to every row stride
+    int64_t padding;                     // added to every row stride
+    bool biased = false, apart = false;  // what is added is not in C
 
     std::string text() const {
-        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld", long(M), long(N), long(K),
-                      trans_a, trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype), long(padding));
+        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld bias %d apart %d", long(M),
+                      long(N), long(K), trans_a, trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype),
+                      long(padding), biased, apart);
     }
 };
 
@@ -34,7 +36,9 @@ void expect_product(const Product& p, void (*run)(const Gemm&)) {
     const Tensor b = random_tensor((p.trans_b ? p.N : p.K) * ldb, p.dtype, 2);
     // With beta 0 what C held must not matter, NaN included.
     const Tensor c = p.beta == 0 ? Tensor(p.M * ldc, p.c_dtype) : random_tensor(p.M * ldc, p.c_dtype, 3);
-    const Doubles av = a.values(), bv = b.values(), before = c.values();
+    const Tensor bias = random_tensor(p.N, p.c_dtype, 4);
+    const Tensor add = random_tensor(p.M * ldc, p.c_dtype, 5);
+    const Doubles av = a.values(), bv = b.values(), before = c.values(), biases = bias.values(), added = add.values();
     const bool dense = p.padding == 0;
     run({.c = c.data(),
          .a = a.data(),
@@ -50,7 +54,10 @@ void expect_product(const Product& p, void (*run)(const Gemm&)) {
          .c_dtype = p.c_dtype,
          .lda = dense ? 0 : lda,
          .ldb = dense ? 0 : ldb,
-         .ldc = dense ? 0 : ldc});
+         .ldc = dense ? 0 : ldc,
+         .bias = p.biased ? bias.data() : nullptr,
+         .add = p.apart ? add.data() : nullptr});
+    EXPECT_EQ(add.values(), added);
     const Doubles got = c.values();
     for (int64_t m = 0; m < p.M; ++m)
         for (int64_t n = 0; n < ldc; ++n) {
@@ -65,7 +72,9 @@ void expect_product(const Product& p, void (*run)(const Gemm&)) {
                                  bv[size_t(p.trans_b ? n * ldb + k : k * ldb + n)];
                 sum += x, terms += std::abs(x);
             }
-            const double old = p.beta == 0 ? 0 : double(p.beta) * before[i];
+            const double old = p.biased      ? biases[size_t(n)]
+                               : p.beta == 0 ? 0
+                                             : double(p.beta) * (p.apart ? added : before)[i];
             const double want = double(p.alpha) * sum + old;
             // K products summed in fp32 in any order, then alpha, beta and the rounding to C. Where C is 16 bits wide,
             // a library may round the product before it adds beta C.
@@ -85,6 +94,16 @@ void every_type(Product p, void (*run)(const Gemm&)) {
         for (DType c_dtype : {DType::f32, dtype}) {
             p.dtype = dtype, p.c_dtype = c_dtype;
             expect_product(p, run);
+            if (p.alpha == 1 && p.beta == 0) {
+                Product biased = p;
+                biased.biased = true;
+                expect_product(biased, run);
+            }
+            if (p.beta != 0) {
+                Product apart = p;
+                apart.apart = true;
+                expect_product(apart, run);
+            }
             if (dtype == DType::f32) break;
         }
 }

@@ -94,8 +94,15 @@ double error_of(int64_t rows, int64_t cols, DType dtype, const std::vector<Quint
 }
 
 TEST(NewtonSchulz, SingularValuesAreThoseOfThePolynomial) {
-    for (const auto& [rows, cols] :
-         {std::pair<int64_t, int64_t>{32, 32}, {16, 80}, {80, 16}, {33, 47}, {1, 40}, {40, 1}, {64, 96}}) {
+    for (const auto& [rows, cols] : {std::pair<int64_t, int64_t>{32, 32},
+                                     {16, 80},
+                                     {80, 16},
+                                     {33, 47},
+                                     {1, 40},
+                                     {40, 1},
+                                     {64, 96},
+                                     {100, 120},
+                                     {120, 67}}) {
         EXPECT_LT(error_of(rows, cols, DType::f32, jordan_steps(5), 1), 1e-5) << rows << " x " << cols;
         EXPECT_LT(error_of(rows, cols, DType::f32, polar_express_steps(5), kPolarExpressMargin), 1e-5)
             << rows << " x " << cols;
@@ -119,6 +126,57 @@ TEST(NewtonSchulz, EndsNearOne) {
     for (double x = 0.001 / double(kPolarExpressMargin); x <= 1 / double(kPolarExpressMargin); x *= 1.001) {
         EXPECT_NEAR(polynomial(polar_express_steps(5), x), 1, 0.17) << x;
         EXPECT_NEAR(polynomial(polar_express_steps(8), x), 1, 1e-5) << x;
+    }
+}
+
+// X X^T, X^T X, and 2 S + 3 S S of the first: to the bit, near the whole product in double, whatever the halves of C
+// held before. Of k products and sums each rounds once.
+TEST(NewtonSchulz, SymmetricProductsAreSymmetric) {
+    const Device cpu;
+    Stream stream(cpu, "compute");
+    std::mt19937 rng(1);
+    for (const int64_t n : {1, 64, 65, 130, 300}) {
+        EXPECT_EQ(symmetric_flops(cpu, n, 1) < double(2 * n * n), n > 64) << n;
+        const int64_t k = 37;
+        std::normal_distribution<float> normal;
+        std::vector<float> x(static_cast<size_t>(n * k)), s(static_cast<size_t>(n * n), NAN), tall = s, p;
+        for (float& v : x) v = normal(rng);
+        const auto product = [&](std::vector<float>& c, const std::vector<float>& a, int64_t K, bool trans_a,
+                                 bool trans_b, float alpha, float beta) {
+            const std::vector<float> before = c;
+            gemm_symmetric(stream, {.c = c.data(),
+                                    .a = a.data(),
+                                    .b = a.data(),
+                                    .M = n,
+                                    .N = n,
+                                    .K = K,
+                                    .trans_a = trans_a,
+                                    .trans_b = trans_b,
+                                    .alpha = alpha,
+                                    .beta = beta,
+                                    .dtype = DType::f32,
+                                    .c_dtype = DType::f32});
+            stream.synchronize();
+            for (int64_t i = 0; i < n; ++i)
+                for (int64_t j = 0; j < n; ++j) {
+                    const auto at = [&](int64_t r, int64_t c_, int64_t rows, int64_t cols, bool trans) {
+                        return double(a[size_t(trans ? c_ * rows + r : r * cols + c_)]);
+                    };
+                    double want = beta == 0 ? 0 : double(beta * before[size_t(i * n + j)]), of = std::abs(want);
+                    for (int64_t q = 0; q < K; ++q) {
+                        const double v = double(alpha) * at(i, q, n, K, trans_a) * at(q, j, K, n, trans_b);
+                        want += v, of += std::abs(v);
+                    }
+                    ASSERT_NEAR(double(c[size_t(i * n + j)]), want, double(K + 2) * 0x1p-24 * of) << n << i << j;
+                    if (n > 64) {
+                        ASSERT_EQ(c[size_t(i * n + j)], c[size_t(j * n + i)]) << n << i << j;
+                    }
+                }
+        };
+        product(s, x, k, false, true, 1, 0);
+        product(tall, x, k, true, false, 1, 0);
+        p = s;
+        product(p, s, n, false, false, 3, 2);
     }
 }
 

@@ -198,11 +198,11 @@ PIPELINES = [
         ["Plan.EachUnitGatheredAheadTakesASlot"],
     ),
     (
-        "a pool is counted once, not for units of every size",
+        "embedding, blocks and head have slots of their own",
         "zero/unit_pool.cpp",
-        "++units_of_size[b];",
-        "units_of_size = {{b, 1}};",
-        ["Plan.APoolHasSlotsForUnitsOfEverySize"],
+        "if (in_turn && bytes.size() > 1",
+        "if (!in_turn && bytes.size() > 1",
+        ["Plan.OneUnitAtATimeTakesTheLargestUnitsSlot"],
     ),
     (
         "the plan ignores recomputation",

@@ -273,7 +273,7 @@ TEST(ContextMemory, ActivationsOfARankDoNotGrowWithTheSequence) {
     ModelConfig config = find_preset("bytes").config;
     config.layers = 3, config.vocab = 257, config.max_seq_len = 1024;
     config.resolve();
-    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+    for (const Recompute recompute : {Recompute::none, Recompute::attention, Recompute::block}) {
         o.recompute = recompute;
         o.cp = 1, o.seq_len = 64;
         const PlannedMemory one = plan_memory(o, config, DeviceKind::cuda, 0, 1);

@@ -112,8 +112,6 @@ TEST(LayoutRefusals, WhatDoesNotCutNamesTheNearest) {
     expect("2 or 4", 4, [](TrainOptions& o) { o.zero = 1, o.shard_size = 3; });
     expect("tp, cp, dp, pp", 2, [](TrainOptions& o) { o.axis_order = {Axis::tp, Axis::tp, Axis::dp, Axis::pp}; });
     expect("--tp-overlap off", 2, [](TrainOptions& o) { o.tp = 2, o.tp_overlap = o.cuda_graphs = true; });
-    expect("--tp-overlap off", 2,
-           [](TrainOptions& o) { o.tp = 2, o.tp_overlap = true, o.fp8.recipe = Fp8Recipe::tensor; });
     expect("--tp-wire fp32", 2, [](TrainOptions& o) { o.tp = 2, o.tp_wire = DType::bf16; });
     expect("--tp 2, or leave it out", 2, [](TrainOptions& o) { o.given.insert("tp-wire"); });
     expect("--cp 2, or leave it out", 2, [](TrainOptions& o) { o.given.insert("cp-exchange"); });

@@ -229,7 +229,7 @@ TEST(Fp8Gather, GivesTheBitsOfZero0WithWholeParameters) {
 }
 
 // In all ranks' sum an all-gather of n bytes sends (ranks - 1) n. Each step gathers each block twice; in fp8 that is
-// one byte for each element of a matrix and two for each of a norm, and once a step 16 bytes for each matrix and rank.
+// one byte for each element of a matrix. Once a step come two for each of a norm, and 16 for each matrix and rank.
 TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
     constexpr int kRanks = 3;
     const auto bytes = [&](bool in_fp8) {
@@ -245,10 +245,11 @@ TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
     const ParamTable table(zero_case::toy16(false));
     const ModelConfig m = zero_case::toy16(false);
     const int64_t matrices = m.dim * (m.qkv_rows() + m.q_rows() + 3 * m.ffn), norms = 2 * m.dim;
-    const int64_t wide = 2 * table.held_units()[1].padded, narrow = matrices + 2 * norms;
+    const int64_t wide = 2 * table.held_units()[1].padded, narrow = matrices;
     const int64_t steps = 4, blocks = 3, gathers = 2;
     EXPECT_EQ(bytes(false) - bytes(true),
-              steps * blocks * (kRanks - 1) * (gathers * (wide - narrow) - int64_t(sizeof(Fp8Scale)) * 4 * kRanks));
+              steps * blocks * (kRanks - 1) *
+                  (gathers * (wide - narrow) - 2 * norms - int64_t(sizeof(Fp8Scale)) * 4 * kRanks));
     EXPECT_LT(narrow, 0.52 * double(wide));
 }
 
@@ -333,9 +334,10 @@ TEST(Fp8Training, NormsAreKeptAsCodes) {
 
 TEST(Fp8Training, RefusalsNameTheNearestValue) {
     ModelConfig c = zero_case::toy16(false);
-    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1) -> std::string {
+    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1,
+                             int64_t runs = 1) -> std::string {
         try {
-            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0}, parts);
+            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0}, parts, runs);
         } catch (const Error& e) {
             return e.what();
         }
@@ -347,6 +349,10 @@ TEST(Fp8Training, RefusalsNameTheNearestValue) {
     EXPECT_EQ(refusal(tensor, DType::f32, 64),
               "--fp8 tensor needs --dtype bf16, and it is fp32\n  nearest: --dtype bf16");
     EXPECT_NE(refusal(tensor, DType::bf16, 40).find("nearest: 32 or 48"), std::string::npos);
+    EXPECT_EQ(refusal(tensor, DType::bf16, 48, 1, 3), "");
+    EXPECT_EQ(refusal(tensor, DType::bf16, 48, 1, 2),
+              "--fp8 tensor: tokens per micro-batch (--batch x --seq-len) with --tp-overlap on 48 is not a multiple of "
+              "--tp 2 x 16, which fp8 products need\n  nearest: 32 or 64");
     c.ffn = 5461;
     EXPECT_EQ(refusal(tensor, DType::bf16, 64),
               "--fp8 tensor: ffn 5461 is not a multiple of 16, which fp8 products need\n  nearest: 5456 or 5472");

@@ -276,8 +276,7 @@ TEST(Model, SameSeedSameBitsAndRecomputationChangesNone) {
     for (DType dtype : {DType::f32, DType::bf16}) {
         const auto once = weights_after(4, Recompute::none, dtype);
         EXPECT_EQ(once, weights_after(4, Recompute::none, dtype));
-        EXPECT_EQ(once, weights_after(4, Recompute::mlp, dtype));
-        EXPECT_EQ(once, weights_after(4, Recompute::block, dtype));
+        for (const Named<Recompute>& r : kNames<Recompute>) EXPECT_EQ(once, weights_after(4, r.value, dtype)) << r.name;
         EXPECT_NE(once, weights_after(3, Recompute::none, dtype));
     }
 }

@@ -255,11 +255,11 @@ TEST(Options, BytesOfAParameterFollowTheTypes) {
         int64_t all, saved;
     } cases[] = {
         {{}, 4 + 4 + 0 + 8, 12},
-        {{"--dtype", "bf16"}, 2 + 2 + 4 + 8, 14},
-        {{"--dtype", "bf16", "--grad-dtype", "fp32"}, 2 + 4 + 4 + 8, 14},
-        {{"--dtype", "bf16", "--master-dtype", "bf16", "--adam-dtype", "bf16"}, 2 + 2 + 0 + 4, 6},
+        {{"--dtype", "bf16"}, 2 + 4 + 4 + 8, 14},
+        {{"--dtype", "bf16", "--grad-dtype", "bf16"}, 2 + 2 + 4 + 8, 14},
+        {{"--dtype", "bf16", "--master-dtype", "bf16", "--adam-dtype", "bf16"}, 2 + 4 + 0 + 4, 6},
         {{"--dtype", "fp16"}, 2 + 4 + 4 + 8, 14},
-        {{"--dtype", "bf16", "--ema", "0.999"}, 2 + 2 + 4 + 8 + 4, 18},
+        {{"--dtype", "bf16", "--ema", "0.999"}, 2 + 4 + 4 + 8 + 4, 18},
     };
     for (const auto& c : cases) {
         const BytesPerParameter b = bytes_per_parameter(training(c.flags));
@@ -269,8 +269,9 @@ TEST(Options, BytesOfAParameterFollowTheTypes) {
 }
 
 TEST(Options, TypesThatAreNotGivenFollowThoseThatAre) {
+    EXPECT_EQ(training({"--dtype", "bf16"}).grad_dtype, DType::f32);
     EXPECT_EQ(training({"--dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
-    EXPECT_EQ(training({"--dtype", "bf16", "--grad-dtype", "fp32"}).gradient_wire_dtype(), DType::f32);
+    EXPECT_EQ(training({"--dtype", "fp16"}).gradient_wire_dtype(), DType::f32);
     EXPECT_EQ(training({"--grad-dtype", "fp32", "--wire-dtype", "bf16"}).gradient_wire_dtype(), DType::bf16);
 }
 
@@ -317,7 +318,7 @@ TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
     TrainOptions o = training({"--lr", "5e-3", "--on-spike", "stop", "--spike-z", "8", "--threads", "2"});
     EXPECT_EQ(o.kept_flags.at("lr"), "5e-3");
     EXPECT_EQ(o.kept_flags.at("eps"), "1e-08");
-    EXPECT_EQ(o.kept_flags.at("grad-dtype"), "");
+    EXPECT_EQ(o.kept_flags.at("tp-wire"), "");
     EXPECT_EQ(o.kept_flags.count("out"), 0u) << "of one start, not of the run";
     // Resumed with another rate: the checkpoint's other flags come back, as enums.
     TrainOptions resumed = training({"--lr", "1e-3"});
@@ -572,7 +573,9 @@ TEST(Options, ACheckpointOfAnEarlierProgramIsResumedByItsFormerNames) {
         {"pp-cut", "1,3"},    {"no-accumulate-locally", "true"}, {"raw16", "false"},     {"no-background-save", ""},
         {"cuda-graphs", "on"}};
     TrainOptions o = training({"--zero", "2", "--max-shard-mib", "7"});
-    EXPECT_EQ(adopt_flags(o, saved, {.same_ranks = true, .gpu = true}), std::vector<std::string>());
+    EXPECT_EQ(adopt_flags(o, saved, {.same_ranks = true, .gpu = true}),
+              std::vector<std::string>{"--collectives ring stays, the former default: the run keeps its sums"});
+    EXPECT_EQ(o.collectives.data, Algorithm::ring);
     EXPECT_EQ(o.clip, 0.5);
     EXPECT_EQ(o.doc_boundary, DocBoundary::bos);
     EXPECT_FALSE(o.overlap);
@@ -669,7 +672,7 @@ TEST(Options, APipelinesChoicesAreParsedOnce) {
     const TrainOptions none = training({"--pp", "2"});
     EXPECT_FALSE(none.pp_schedule.kind);
     EXPECT_TRUE(none.pp_schedule.file.empty() && none.pp_cut.empty());
-    EXPECT_EQ(none.pp_gather, GatherFor::step);
+    EXPECT_EQ(none.pp_gather, GatherFor::op);
     const TrainOptions all = training(
         {"--pp", "2", "--zero", "3", "--pp-schedule", "zb-h1", "--pp-layers", "3,5", "--pp-gather", "window:7"});
     EXPECT_EQ(all.pp_schedule.kind, PipelineKind::zb_h1);

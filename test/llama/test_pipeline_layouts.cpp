@@ -54,6 +54,20 @@ TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
         }
 }
 
+// Where the backward pass is in halves, the first one recomputes, and the other finds what it reads.
+TEST(PipelineBits, RecomputationBeforeEachHalfChangesNoBit) {
+    Layout one = deep_layout(6);
+    one.micro_batches = 6, one.zero.param_dtype = DType::bf16;
+    const Outcome want = train(one);
+    for (const PipelineKind kind : {PipelineKind::zb_h1, PipelineKind::zb_v, PipelineKind::dualpipev})
+        for (const Recompute recompute : {Recompute::mlp, Recompute::block}) {
+            SCOPED_TRACE(format("%s, recompute %s", name_of(kind), name_of(recompute)));
+            Layout cut = one;
+            cut.pp = 3, cut.schedule = kind, cut.recompute = recompute;
+            expect_the_bits(train(cut), want);
+        }
+}
+
 // Gradients are added in bf16, and rounded at each addition: the order shows at once.
 TEST(PipelineBits, InBf16TheSameOrderOfRoundings) {
     Layout one = deep_layout(6);

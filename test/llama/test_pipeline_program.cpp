@@ -326,12 +326,19 @@ TEST(StageCut, FlopsAreThoseOfTheWholeModel) {
     for (const char* preset : {"bytes", "small"}) {
         ModelConfig c = find_preset(preset).config;
         c.resolve();
-        int64_t total = 0, again = 0;
-        for (const UnitFlops& u : unit_flops(c, 256)) total += u.total();
-        for (const UnitFlops& u : unit_flops(c, 256, /*recompute=*/true)) again += u.total();
+        const auto total = [&](Recompute recompute) {
+            int64_t sum = 0;
+            for (const UnitFlops& u : unit_flops(c, 256, recompute)) sum += u.total();
+            return sum;
+        };
         // 6 for each matrix parameter, and the causal half of attention.
-        EXPECT_EQ(total, 6 * c.matmul_parameters() + 6 * c.layers * c.q_rows() * 256);
-        EXPECT_EQ(again - total, 2 * (c.matmul_parameters() - c.vocab * c.dim) + 2 * c.layers * c.q_rows() * 256);
+        const int64_t once = total(Recompute::none);
+        EXPECT_EQ(once, 6 * c.matmul_parameters() + 6 * c.layers * c.q_rows() * 256);
+        EXPECT_EQ(total(Recompute::norms), once);
+        EXPECT_EQ(total(Recompute::attention) - once, 2 * c.layers * (c.qkv_rows() * c.dim + c.q_rows() * 256));
+        EXPECT_EQ(total(Recompute::mlp) - once, 2 * c.layers * 2 * c.ffn * c.dim);
+        EXPECT_EQ(total(Recompute::block) - once,
+                  2 * (c.matmul_parameters() - c.vocab * c.dim) + 2 * c.layers * c.q_rows() * 256);
     }
 }
 

@@ -40,7 +40,7 @@ struct PlannedStages {
     int64_t data_bytes = 0;  // that the step has sent on the data axis
 
     PlannedStages(const Layout& s, int rank)
-        : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}}),
+        : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}, .algorithms = {Algorithm::ring}}),
           core(deep_model(s.tied),
                {.zero = s.zero,
                 .adamw = {},

@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
 #include <sstream>
 
 #include "comm/loopback.h"
@@ -14,6 +17,7 @@
 #include "llama/plan/batch_auto.h"
 #include "llama/plan/cost.h"
 #include "llama/plan/plan.h"
+#include "llama/train/trainer.h"
 #include "llama/train/batches.h"
 #include "llama/train/options.h"
 
@@ -39,6 +43,13 @@ PlannedRank planned(const std::vector<std::string>& flags, int ranks = 4) {
     return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = ranks}, 0)[0];
 }
 
+// Elements of n slots (zero/README.md): embedding and head share one, or all units share n of the largest.
+int64_t slots(int64_t n) {
+    const std::vector<UnitLayout> u = unit_layouts(ParamTable(config()));
+    const int64_t block = u[1].padded, end = std::max(u.front().padded, u.back().padded);
+    return std::min(n * block + end, n * std::max(block, end));
+}
+
 int64_t of(const PlannedRank& r, MemKind kind) { return r.memory.peak[size_t(kind)]; }
 
 std::vector<UnitLayout> units() { return unit_layouts(ParamTable(config())); }
@@ -46,18 +57,15 @@ std::vector<UnitLayout> units() { return unit_layouts(ParamTable(config())); }
 TEST(Plan, EachUnitGatheredAheadTakesASlot) {
     const PlannedRank none = planned({"--zero", "3", "--prefetch", "0"}),
                       one = planned({"--zero", "3", "--prefetch", "1"});
-    EXPECT_EQ(of(one, MemKind::gathered) - of(none, MemKind::gathered), 4 * units()[1].padded);
+    EXPECT_EQ(of(one, MemKind::gathered) - of(none, MemKind::gathered), 4 * (slots(2) - slots(1)));
 }
 
-// The embedding, a block and the head have three sizes, so three slots, of parameters and of gradients that are not
-// reduced yet; beside the latter the slice that arrives.
-TEST(Plan, APoolHasSlotsForUnitsOfEverySize) {
-    const std::vector<UnitLayout> u = units();
-    const int64_t sizes = u.front().padded + u[1].padded + u.back().padded;
+// A slot of parameters and one of gradients that are not reduced yet; beside the latter the slice that arrives.
+TEST(Plan, OneUnitAtATimeTakesTheLargestUnitsSlot) {
     int64_t longest = 0;
-    for (const UnitLayout& one : u) longest = std::max(longest, one.slice(0, 4).size());
+    for (const UnitLayout& one : units()) longest = std::max(longest, one.slice(0, 4).size());
     EXPECT_EQ(of(planned({"--zero", "3", "--no-overlap", "--prefetch", "0"}), MemKind::gathered),
-              4 * (2 * sizes + longest));
+              4 * (2 * slots(1) + longest));
 }
 
 TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
@@ -177,7 +185,8 @@ TEST(Plan, WhatIsOffloadedCrossesTheBusToTheByte) {
     int64_t elements = 0;
     for (const UnitLayout& u : units()) elements += u.padded;
     const auto bus = [](std::vector<std::string> flags) {
-        flags.insert(flags.end(), {"--device", "cuda", "--dtype", "bf16", "--zero", "3", "--recompute", "block"});
+        flags.insert(flags.end(), {"--device", "cuda", "--dtype", "bf16", "--grad-dtype", "bf16", "--zero", "3",
+                                   "--recompute", "block"});
         const TrainOptions o = options(flags);
         return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cuda, .ranks = 1}, 0)[0].memory;
     };
@@ -223,7 +232,7 @@ TEST(Plan, ALargeRingTakesItsClosedForm) {
         RankContext context;
         const Device device{DeviceKind::planned, 0, &context};
         Mesh mesh(device, 5, N, even_link(kLatency, kTicksPerSecond),
-                  {.collectives = {.chunk_bytes = 4 * kSlice, .lanes = 1}});
+                  {.algorithms = {Algorithm::ring}, .collectives = {.chunk_bytes = 4 * kSlice, .lanes = 1}});
         Stream stream(device, "comm");
         const auto offsets = even_offsets(N * kSlice, N);
         const Buffer x(device, 4 * N * kSlice, MemKind::data, "x");
@@ -394,7 +403,8 @@ TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
         hub.run([&](int rank) {
             Process process(hub, rank);
             process.run([&] {
-                lines[size_t(rank)] = choose_batch(chosen[size_t(rank)], process, FreeMemory{kFree, kFree});
+                MeteredMesh mesh;
+                lines[size_t(rank)] = choose_batch(chosen[size_t(rank)], process, mesh, FreeMemory{kFree, kFree});
                 return 0;
             });
         });
@@ -410,6 +420,67 @@ TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
         EXPECT_NE(lines[0].find(human_bytes(kFree / ranks) + " free"), std::string::npos) << lines[0];
         EXPECT_LE(together(chosen[0].batch), kFree);
         EXPECT_GT(together(chosen[0].batch + std::max<int64_t>(1, chosen[0].batch / 8)), kFree) << "the next it tries";
+    }
+}
+
+// A pair that met in a step alone would take NCCL's memory there. Every message of a planned step is between two that
+// step_peers() has; where only this rank is planned, so that what it receives is seen too, it has no other.
+TEST(Plan, AStepSendsToItsPeersAlone) {
+    const auto layouts = std::to_array<std::pair<int, std::vector<std::string>>>({
+        {4, {"--zero", "3"}},
+        {4, {"--zero", "2", "--collectives", "direct"}},
+        {4, {"--zero", "3", "--collectives", "symmetric"}},
+        {4, {"--zero", "3", "--collectives", "library"}},
+        {8, {"--zero", "3"}},
+        {8, {"--zero", "3", "--collectives", "ring"}},
+        {8, {"--zero", "3", "--shard-size", "4"}},
+        {8, {"--zero", "3", "--collectives", "hier-symmetric"}},
+        {8, {"--tp", "2", "--heads", "4", "--kv-heads", "2", "--zero", "3"}},
+        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--collectives", "tp=ring"}},
+        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--tp-overlap", "on"}},
+        {8, {"--cp", "2", "--zero", "1"}},
+        {4, {"--zero", "3", "--optimizer", "muon"}},
+        {8, {"--zero", "3", "--optimizer", "muon"}},
+        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--collectives", "tp=ring", "--optimizer", "muon"}},
+        {4, {"--pp", "4", "--pp-schedule", "dualpipe", "--layers", "4", "--head", "untied"}},
+        {8, {"--pp", "2", "--zero", "3", "--layers", "4", "--head", "untied"}},
+        {8, {"--pp", "4", "--pp-schedule", "1f1b", "--layers", "4", "--zero", "1"}},
+    });
+    for (const auto& [ranks, flags] : layouts) {
+        std::string text;
+        for (const std::string& flag : flags) text += " " + flag;
+        SCOPED_TRACE(format("%d ranks", ranks) + text);
+        TrainOptions o = options(flags);
+        o.batch_tokens = 0, o.grad_accum = o.pp == 4 ? 8 : 4;
+        using Sets = std::pair<std::set<int>, std::set<int>>;  // to, from
+        std::map<std::string, Sets> met, expected;
+        std::mutex mutex;
+        const auto watch = [&](const std::string& group, const std::vector<int>&, bool) -> PlannedLink {
+            return [&, name = group](int from, int to, int64_t, Ticks ready) {
+                const std::lock_guard lock(mutex);
+                if (from == 0) met[name].first.insert(to);
+                if (to == 0) met[name].second.insert(from);
+                return ready;
+            };
+        };
+        plan_ranks(o, model_config(o, 0),
+                   {.kind = DeviceKind::cuda, .ranks = ranks, .ranks_per_node = 4, .network = watch}, 0);
+        GridOptions how = grid_options(o);
+        for (int r = 0; r < ranks; ++r) how.nodes.push_back(r / 4);
+        how.by_columns = is_two_level(o.collectives.data_on(Grid(ranks, how).nodes_of_state(), /*gpus=*/true));
+        for (const GroupPeers& group : step_peers(Grid(ranks, how), o.collectives, step_messages(o), 0, 132, 0)) {
+            expected[group.kind.name()].first.insert(group.to.begin(), group.to.end());
+            expected[group.kind.name()].second.insert(group.from.begin(), group.from.end());
+        }
+        EXPECT_FALSE(met.empty());
+        for (auto& [group, sets] : met) {
+            EXPECT_TRUE(std::ranges::includes(expected[group].first, sets.first)) << group;
+            EXPECT_TRUE(std::ranges::includes(expected[group].second, sets.second)) << group;
+        }
+        for (auto& [group, sets] : expected)
+            if (o.pp == 1 && o.optimizer == Optimizer::adamw) {
+                EXPECT_EQ(sets, met[group]) << group;
+            }
     }
 }
 

@@ -46,7 +46,8 @@ std::vector<ProgramCase> cases() {
 // --------------------------------------
 
 // Forward and backward ask for a unit when they reach it; a direction says which units are prefetched; a pool has
-// 1 + prefetch memory slots of each size. Written from that description, without the passes under test.
+// 1 + prefetch memory slots of each size. Untied, the embedding and the head share one, and no more units of any size
+// are whole at once. Written from that description, without the passes under test.
 struct AskingModel {
     ProgramCase c;
     StepShape shape;
@@ -61,7 +62,10 @@ struct AskingModel {
     int64_t bytes(int u) const { return shape.unit_bytes[size_t(u)]; }
     bool room(int u) {
         const auto same = std::count(shape.unit_bytes.begin(), shape.unit_bytes.end(), bytes(u));
-        return used[bytes(u)] < std::min<int64_t>(1 + c.prefetch, same);
+        if (used[bytes(u)] >= std::min<int64_t>(1 + c.prefetch, same)) return false;
+        if (c.tied) return true;
+        const bool taken = (u == 0 && held[size_t(last())]) || (u == last() && held[0]);
+        return !taken && std::count(held.begin(), held.end(), true) < 1 + c.prefetch;
     }
     void start(int u) {
         ASSERT_TRUE(room(u));

@@ -134,5 +134,54 @@ TEST(Chosen, DtypeAutoIsTheDevicesAndARunKeepsItsOwn) {
     }
 }
 
+// Earlier programs summed in --dtype and sent what they summed, where nothing else was given; a checkpoint left it
+// open.
+TEST(Chosen, ARunOfAnEarlierProgramKeepsItsSums) {
+    const std::string stays = " stays, the former default: the run keeps its sums";
+    const std::map<std::string, std::string> narrow = {{"dtype", "bf16"}, {"grad-dtype", ""}, {"wire-dtype", ""}},
+                                             wide = {{"dtype", "bf16"}, {"grad-dtype", "fp32"}, {"wire-dtype", ""}};
+    const struct {
+        std::map<std::string, std::string> saved;
+        std::vector<std::string> given, said;
+        DType sums, wire;
+    } cases[] = {
+        {narrow, {}, {"--grad-dtype bf16" + stays}, DType::bf16, DType::bf16},
+        {{{"dtype", "bf16"}}, {"--dtype", "bf16"}, {"--grad-dtype bf16" + stays}, DType::bf16, DType::bf16},
+        {{{"dtype", "bf16"}, {"wire-dtype", "fp32"}}, {}, {"--grad-dtype bf16" + stays}, DType::bf16, DType::f32},
+        {narrow, {"--grad-dtype", "fp32"}, {"--grad-dtype fp32, was bf16"}, DType::f32, DType::bf16},
+        {wide, {}, {"--wire-dtype fp32" + stays}, DType::f32, DType::f32},
+        {wide, {"--wire-dtype", "bf16"}, {"--wire-dtype bf16, was fp32"}, DType::f32, DType::bf16},
+        {{{"dtype", "fp32"}, {"grad-dtype", ""}}, {}, {}, DType::f32, DType::f32},
+        {{{"dtype", "fp16"}, {"grad-dtype", ""}}, {}, {}, DType::f32, DType::f32},
+    };
+    for (const auto& c : cases) {
+        TrainOptions o = asked(c.given);
+        EXPECT_EQ(adopt_flags(o, c.saved, {.same_ranks = true}), c.said);
+        EXPECT_EQ(o.grad_dtype, c.sums);
+        EXPECT_EQ(o.gradient_wire_dtype(), c.wire);
+        TrainOptions again = asked({});
+        EXPECT_EQ(adopt_flags(again, o.kept_flags, {.same_ranks = true}), std::vector<std::string>()) << "said once";
+        EXPECT_EQ(again.grad_dtype, c.sums);
+        EXPECT_EQ(again.gradient_wire_dtype(), c.wire);
+    }
+    // With a pipeline they accumulated ZeRO-2's and 3's gradients locally, and gathered parameters for the step.
+    const auto layout = [](std::vector<std::string> given, ResumePlace place, std::string pp = "2") {
+        TrainOptions o = asked(given);
+        adopt_flags(o, {{"zero", "3"}, {"pp", pp}, {"accumulate-locally", ""}, {"pp-gather", "step"}}, place);
+        return std::pair(o.accumulate_locally, o.pp_gather);
+    };
+    EXPECT_EQ(layout({}, {.same_ranks = true}), std::pair(std::optional(true), GatherFor::step));
+    EXPECT_EQ(layout({"--zero", "3", "--no-accumulate-locally"}, {.same_ranks = true}).first, std::optional(false));
+    for (const auto& other : {layout({}, {.same_ranks = false}), layout({"--pp", "4"}, {.same_ranks = true}),
+                              layout({}, {.same_ranks = true}, "1")})
+        EXPECT_EQ(other, std::pair(std::optional<bool>(), GatherFor::op)) << "another layout";
+    // Types that go with another --dtype are not restored beside it.
+    TrainOptions o = asked({"--dtype", "fp32"});
+    adopt_flags(o, narrow, {.same_ranks = true});
+    EXPECT_EQ(o.grad_dtype, DType::f32);
+    EXPECT_EQ(o.gradient_wire_dtype(), DType::f32);
+    check_ranks(o, 1);
+}
+
 }  // namespace
 }  // namespace rz

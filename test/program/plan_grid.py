@@ -27,9 +27,9 @@ KINDS = ["parameters", "gradients", "optimizer", "gathered", "activations", "com
 SETTINGS = {
     "ranks": ["1", "2", "3", "4"],
     "zero": ["0", "1", "2", "3"],
-    "recompute": ["", "mlp", "block"],
+    "recompute": ["", "mlp", "norms,attention", "block"],
     "dtype": ["fp32", "bf16"],
-    "grad-dtype": ["", "fp32"],
+    "grad-dtype": ["", "bf16"],
     "adam-dtype": ["", "bf16"],
     "master-dtype": ["", "bf16"],
     "wire-dtype": ["", "fp32", "bf16"],
@@ -46,8 +46,8 @@ SETTINGS = {
     "logits-mib": ["", "1"],
     "tp": ["", "2"],
     "pp": ["", "2"],
-    "pp-schedule": ["", "gpipe", "1f1b"],
-    "pp-gather": ["", "op"],
+    "pp-schedule": ["", "gpipe", "1f1b", "zb-v"],
+    "pp-gather": ["", "step"],
     "save-every": ["0", "2"],
     "no-background-save": ["", "on"],
     "val-every": ["0", "2"],
@@ -82,7 +82,7 @@ FP8_SETTINGS = {
     "logits-mib": [""],
     "check-wire": [""],
     "no-background-save": [""],
-    "tp-overlap": [""],
+    "tp-overlap": ["", "on"],
 }
 # What --muon has beside its own; of the others the first value.
 MUON_SETTINGS = {
@@ -106,7 +106,9 @@ def sensible(row):
         return False
     if (row.get("cp-exchange") and cp == 1) or (row.get("tp-overlap") and tp == 1):
         return False
-    if row["dtype"] == "fp16" and (row["grad-dtype"] or row["wire-dtype"] == "bf16"):
+    if row["grad-dtype"] and row["dtype"] != "bf16":
+        return False
+    if row["dtype"] == "fp16" and row["wire-dtype"] == "bf16":
         return False
     if row["pp-schedule"].startswith("dualpipe") and row["grad-accum"] != "6":
         return False
@@ -122,7 +124,7 @@ def sensible(row):
         return False
     if (row["pp-schedule"] or row["pp-gather"]) and pp == 1:
         return False
-    if pp > 1 and (row["grad-accum"] == "1" or row["recompute"] or (row["head"] and row["pp-schedule"])):
+    if pp > 1 and (row["grad-accum"] == "1" or (row["head"] and row["pp-schedule"])):
         return False
     if row.get("fp8-gather") and zero != 3:
         return False
@@ -134,7 +136,7 @@ def sensible(row):
         return False
     if row["pp-gather"] and zero != 3:
         return False
-    if pp > 1 and row["no-overlap"] and zero == 3 and row["pp-gather"] != "op":
+    if row["no-overlap"] and row["pp-gather"]:
         return False
     return not (row["no-background-save"] and row["save-every"] == "0")
 
@@ -155,7 +157,7 @@ def drawn_rows(rng, cuda, settings):
         if cuda:  # a pipeline of GPUs sends over NCCL, which the emulator's ranks do not
             row.update({"pp": "", "pp-schedule": "", "pp-gather": ""})
         elif int(row["pp"] or 1) > 1 or rng.random() < 0.2:
-            row.update({"pp": "2", "ranks": rng.choice(even), "recompute": "", "grad-accum": rng.choice("26")})
+            row.update({"pp": "2", "ranks": rng.choice(even), "grad-accum": rng.choice("26")})
         if sensible(row):
             yield row
 

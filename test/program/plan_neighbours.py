@@ -40,9 +40,10 @@ def neighbours(flags, gpus):
         return int(flags.get(name, otherwise))
 
     batch = number("--batch", 4)
+    parts = ["norms", "attention", "mlp", "norms,attention", "norms,mlp", "attention,mlp", "norms,attention,mlp"]
     values = {
         "--zero": range(4),
-        "--recompute": ["none", "mlp", "block"],
+        "--recompute": ["none", *parts, "block"],
         "--collectives": ["ring", "direct"],
         "--logits-mib": [128],
         "--offload-optimizer": ["none", "stream"],

@@ -464,20 +464,22 @@ if command -v mpirun > /dev/null && ldd "$program" | grep libmpi > /dev/null; th
   check "tp" says "changed  --pp 1, was 2: not restored beside an axis that is given"
   check "memory of every rank" python3 -c "
 import json
-rows = [json.loads(line) for line in open('$work/three/metrics.jsonl')]
-assert all(len(r['memory_by_rank']) == 3 and min(r['memory_by_rank']) > 0 for r in rows if 'loss' in r), rows"
+rows = [json.loads(line) for line in open('$work/three/ranks.jsonl')]
+assert [r['step'] for r in rows] == [1, 2, 3] and all(len(r['memory_by_rank']) == 3 and min(r['memory_by_rank']) > 0 for r in rows), rows"
   check "its steps, tokens and FLOP a second, and that the process holds more than the ledger" python3 -c "
 import json
 rows = [r for r in map(json.loads, open('$work/three/metrics.jsonl')) if 'loss' in r]
+by_rank = {r['step']: r for r in map(json.loads, open('$work/three/ranks.jsonl'))}
 before = 0
 for r in rows:
     tokens, before = r['tokens'] - before, r['tokens']
+    of = by_rank[r['step']]
     for rank in range(3):
-        seconds = 1 / r['steps_per_second_by_rank'][rank]
+        seconds = 1 / of['steps_per_second_by_rank'][rank]
         share = r['flops'] * r['seconds'] / 3
-        assert abs(r['tokens_per_second_by_rank'][rank] * seconds * 3 / tokens - 1) < 1e-6, r
-        assert abs(r['flops_by_rank'][rank] * seconds / share - 1) < 1e-6, r
-        assert r['reserved_by_rank'][rank] > r['memory_by_rank'][rank], r
-    assert abs(r['steps_per_second_by_rank'][0] * r['seconds'] - 1) < 1e-6, r"
+        assert abs(of['tokens_per_second_by_rank'][rank] * seconds * 3 / tokens - 1) < 1e-6, r
+        assert abs(of['flops_by_rank'][rank] * seconds / share - 1) < 1e-6, r
+        assert of['reserved_by_rank'][rank] > of['memory_by_rank'][rank], r
+    assert abs(of['steps_per_second_by_rank'][0] * r['seconds'] - 1) < 1e-6, r"
 fi
 summary

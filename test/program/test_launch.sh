@@ -138,6 +138,26 @@ else
   skip "ranks of several hosts: no MPI here"
 fi
 
+# ---- Kubernetes: the JobSet's shell, as two pods of two ranks, with a stand-in that takes a small model and the address of this host ----
+mkdir -p "$work/pods"
+sed -n '/^ *- |$/,/^ *ports:$/p' dev/launch/jobset.yaml | sed '1d;$d; s/^ *//' > "$work/pods/command"
+printf '#!/usr/bin/env bash\necho "$*" > asked.$RANK\n[ "$RANK" != "$FAILS" ] || exit 9\nexec "%s" %s --steps 1 --timeout 20\n' "$program" "${small[*]}" > "$work/pods/train_llama"
+chmod +x "$work/pods/train_llama"
+pods() {  # pods NUMBER FAILS   FAILS: a rank that ends with code 9 at its start
+  local pod pids=() code=0
+  for ((pod = 0; pod < $1; ++pod)); do
+    (cd "$work/pods" && exec "${unlaunched[@]}" PODS="$1" GPUS=2 JOB_COMPLETION_INDEX=$pod MASTER_ADDR=127.0.0.1 RINGZERO_PORT="$port" \
+      RINGZERO_TOKEN=0123456789abcdef FAILS="$2" bash "$work/pods/command") &
+    pids+=($!)
+  done
+  for pod in "${pids[@]}"; do wait "$pod" || code=$?; done
+  return $code
+}
+port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+check "JobSet: the ranks of two pods find each other" run_says 0 "4 ranks" "step 1/1" -- pods 2 none
+check "JobSet: with the flags that stand there" grep -qxF -- "--config llama/configs/8b.toml --zero 3 --out /runs/8b --resume auto" "$work/pods/asked.3"
+check "JobSet: a rank that fails ends its pod, with its code" run_says 9 -- pods 1 1
+
 # ---- the container file: instructions, and the paths that they name ----
 container() {
   python3 - << 'END'
@@ -158,6 +178,10 @@ END
 }
 check "container: what it copies and runs is there" container
 check "container: the packages that it installs are known here" dev/build/install_deps.sh --program --check
+
+# ---- make dist: the files that it packs ----
+check "dist: what it packs is there" bash -c 'for f in $(dev/build/dist.sh --list); do test -r "$f" || exit 1; done'
+check "dist: the machines among them" bash -c 'dev/build/dist.sh --list | grep -q machines/gb10'
 
 # ---- recipes ----
 recipes() { timeout 600 dev/launch/check_recipes.py --program "$program" > "$work/log" 2>&1; }

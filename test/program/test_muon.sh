@@ -33,6 +33,17 @@ check "tp 2 trains on whole matrices" train tp2 2 "${muon[@]}" --batch 2 --tp 2
 check "... and on parts" train parts2 2 "${muon[@]}" --batch 2 --tp 2 --muon-blocks tp
 differs() { ! same "$1" "$2"; }
 check "... with other weights" differs tp2 parts2
+check "cp 2, ZeRO-0" train cp2 4 "${muon[@]}" --batch 2 --cp 2 --zero 0
+check "the same bits with ZeRO-3" as cp2_3 cp2 4 "${muon[@]}" --batch 2 --cp 2 --zero 3
+check "shards of two ranks, ZeRO-1" train hybrid 4 "${muon[@]}" --batch 1 --shard-size 2 --zero 1
+check "the same bits with ZeRO-3" as hybrid3 hybrid 4 "${muon[@]}" --batch 1 --shard-size 2 --zero 3
+check "the same bits rechecked, replicas compared" as checked two 2 "${muon[@]}" --batch 2 --zero 1 --recheck-every 2 --check-replicas 1
+for types in "--dtype fp16" "--dtype bf16 --master-dtype bf16 --adam-dtype bf16"; do
+  # shellcheck disable=SC2086
+  check "$types, ZeRO-0" train narrow 2 "${muon[@]}" --batch 2 --zero 0 $types --overwrite
+  # shellcheck disable=SC2086
+  check "the same bits with ZeRO-3" as narrow3 narrow 2 "${muon[@]}" --batch 2 --zero 3 $types --overwrite
+done
 rows=("${muon[@]}" --muon-beta2 0.9)
 check "NorMuon, two ranks, ZeRO-0" train rows 2 "${rows[@]}" --batch 2 --zero 0
 check "... has other weights" differs rows two

@@ -59,6 +59,40 @@ for axis in tp cp; do
   check "  the other thread blocks are withheld: the same bits" cmp "$work/$axis/final/model.safetensors" "$work/${axis}_withheld/final/model.safetensors"
 done
 
+# What NCCL takes is taken when the groups are made, and is what the plan counts: the model of NCCL counts first messages and
+# the memory that they take, and a pair that met in a step alone would add to it.
+sed 's/^multiprocessors = .*/multiprocessors = 4/' llama/configs/machines/h100-80g.toml > "$work/emulated.toml"
+connected() {  # connected RANKS FLAGS...
+  local ranks=$1
+  shift
+  : > "$work/calls"
+  SIMT_NCCL_CALLS=$work/calls run mpirun -n "$ranks" "$simt" "${staged[@]}" --pp 1 --kv-heads 2 "$@" --out "$work/connected" --overwrite
+  test $rc = 0 || return 1
+  run "$simt" plan --gpus "$ranks" --gpu "$work/emulated.toml" "${staged[@]}" --pp 1 --kv-heads 2 "$@" --json "$work/plan.json"
+  python3 - "$work/plan.json" "$work/calls" "$ranks" >> "$work/log" 2>&1 << 'END'
+import json, sys
+planned = json.load(open(sys.argv[1]))["nccl"]["bytes"] * int(sys.argv[3])
+taken = sum(int(line.split()[1]) for line in open(sys.argv[2]) if line.startswith("connected-mib ")) << 20
+assert planned == taken > 0, (planned, taken)
+END
+}
+check "three of one node are connected before the first step, as planned" connected 3
+check "  a ring" connected 3 --collectives ring
+check "  direct" connected 3 --collectives direct
+check "  two nodes of two: row and column" connected 4 --ranks-per-node 2
+check "  beside any two, for Muon's pieces" connected 4 --ranks-per-node 2 --optimizer muon
+check "  symmetric: one channel for handshakes" connected 3 --collectives symmetric
+check "  tp 2 of four" connected 4 --tp 2
+check "  cp 2 of four" connected 4 --cp 2
+check "  two stages of two" connected 4 --pp 2
+check "  three stages" connected 3 --pp 3 --pp-schedule 1f1b
+check "  two stages, dualpipe: both hold both units" connected 2 --pp 2 --pp-schedule dualpipe
+check "  Muon under tp: pieces of matrices between any two" connected 3 --tp 3 --dim 24 --heads 3 --kv-heads 3 --ffn 24 --collectives tp=ring --optimizer muon
+SIMT_NCCL_CALLS=$work/auto_calls SIMT_MEMORY=$((960 << 20)) run mpirun -n 2 "$simt" "${toy[@]}" --batch auto --steps 1 --transport nccl --out "$work/auto"
+check "--batch auto measures beside NCCL's 384 MiB, and runs" eval 'test $rc = 0 && says "planned of 57[0-9][.0-9]* MiB free"'
+once() { awk '$1 == "connected-mib" { n += $2 } END { exit n != 2 * 384 }' "$work/auto_calls"; }
+check "  the run uses the groups that were measured" once
+
 # --comm-sms: of the emulated GPU's four multiprocessors attention and RMSNorm take those that are left, and NCCL asks for no more
 # than the others. Grids are counted, all launches of all ranks but for one of a block each: attention's, compared with the CPU's at the start.
 wide=(--data "$work/data" --preset bytes --dim 16 --layers 1 --heads 2 --kv-heads 2 --ffn 16 --head-dim 64 --batch 4 --seq-len 64
@@ -93,12 +127,42 @@ symmetric() {  # symmetric NAME LINE VARIABLE=VALUE FLAGS...
 symmetric windows "nccl, by memory that all GPUs map" SIMT_P2P=1
 symmetric no_p2p "nccl, through pinned memory of the host: GPU [0-9] does not reach GPUs" SIMT_P2P=0
 symmetric mpi "mpi, through pinned memory of the host: messages go over MPI" SIMT_P2P=1 --transport mpi
-check "no memory of the host is left behind" test -z "$(ls /dev/shm/ringzero-* 2> /dev/null)"
-for how in hier hier-symmetric; do
-  run mpirun -n 4 "$simt" "${three[@]}" --collectives $how --ranks-per-node 2 --out "$work/$how"
-done
+check "no memory of the host is left behind" no_memory_left
+SIMT_NCCL_CALLS=$work/registered run mpirun -n 2 "$simt" "${toy[@]}" --dim 128 --heads 8 --kv-heads 4 --head-dim 16 --ffn 254 --steps 1 --zero 1 \
+  --collectives library --out "$work/library"  # a block cut into equal slices
+check "library: the order of sums is NCCL's, said" says "library collectives over nccl, summed in NCCL's order, buffers registered with it"
+check "  gathers take place in registered buffers" grep -qE "^ncclAllGather-registered [1-9]" "$work/registered"
+check "  and reductions" grep -qE "^ncclReduceScatter-registered [1-9]" "$work/registered"
+levels() {  # levels NAME FLAGS...
+  local name=$1
+  shift
+  SIMT_NCCL_CALLS=$work/$name.calls run mpirun -n 4 "$simt" "${three[@]}" --ranks-per-node 2 --out "$work/$name" "$@"
+}
+levels mpi_levels --transport mpi
+SIMT_NCCL_BLOCKS=2 levels hier --check-wire 1
+check "hier, two nodes of two: a thread block each for row and column is enough" test $rc = 0
+check "  the bits of one communicator" cmp "$work/mpi_levels/final/model.safetensors" "$work/hier/final/model.safetensors"
+check "  the columns alone ask for four channels over the network" test "$(awk '/^nChannelsPerNetPeer/' "$work/hier.calls" | sort | uniq -c | tr -s ' ')" = " 4 nChannelsPerNetPeer-4 1"
+levels hier-symmetric --collectives hier-symmetric
 check "hier-symmetric, two nodes of two: windows inside a node" says "hier-symmetric collectives over nccl, by memory that all GPUs map"
 check "hier-symmetric, two nodes of two: the bits of hier" cmp "$work/hier/final/model.safetensors" "$work/hier-symmetric/final/model.safetensors"
+
+# On one node of GPUs the default chooses by bytes; here that is direct. A checkpoint names the choice: a run of the former default
+# keeps its ring, also where nothing is named.
+run mpirun -n 3 "$simt" "${three[@]}" --save-every 2 --keep 0 --out "$work/default"
+check "the default on one node of GPUs" says "hier collectives over nccl"
+check "  few bytes: the bits of direct" cmp "$work/direct/final/model.safetensors" "$work/default/final/model.safetensors"
+run mpirun -n 3 "$simt" "${three[@]}" --save-every 2 --keep 0 --collectives ring --out "$work/ring"
+check "  not those of the ring" eval '! cmp -s "$work/ring/final/model.safetensors" "$work/default/final/model.safetensors"'
+for kept in ring default unnamed; do
+  from=$kept; [ $kept = unnamed ] && from=ring
+  mkdir -p "$work/resumed_$kept" && cp -r "$work/$from/checkpoints" "$work/$from/metrics.jsonl" "$work/resumed_$kept"
+  rm -r "$work/resumed_$kept/checkpoints/step_000000003"
+  [ $kept = unnamed ] && sed -i '/"checksum"/d; s/"version": 2/"version": 1/; s/"collectives": *"ring",* *//' "$work/resumed_$kept"/checkpoints/*/manifest.json
+  run mpirun -n 3 "$simt" "${three[@]}" --out "$work/resumed_$kept" --resume auto
+  check "  a resume of $kept" cmp "$work/$from/final/model.safetensors" "$work/resumed_$kept/final/model.safetensors"
+done
+check "  nothing named: said" says "--collectives ring stays, the former default"
 
 # A bit that changes on the way: the sums are a kernel's, before and after NCCL.
 run mpirun -n 2 "$simt" "${toy[@]}" --steps 2 --zero 2 --transport nccl --check-wire 1 --out "$work/wire"

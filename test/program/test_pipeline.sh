@@ -123,24 +123,25 @@ check "a trace of zb-v on 2" as traced one 2 --pp 2 --batch-tokens 256 --head un
 check "  an arrow for each message" arrows traced $((2 * 2 * 8))
 if [ -n "$all" ]; then
   check "dp 3" train dp3 3 --batch-tokens 384 --head untied
-  for zero in 0 1 2 3; do
+  for zero in "0" "1" "2 --accumulate-locally" "3 --accumulate-locally --pp-gather step"; do
     for schedule in 1f1b zb-v dualpipev; do
-      check "dp 3, zero $zero, $schedule" as "dp3$zero$schedule" dp3 6 --pp 2 --pp-schedule "$schedule" --zero "$zero" \
+      # shellcheck disable=SC2086
+      check "dp 3, zero $zero, $schedule" as "dp3${zero:0:1}$schedule" dp3 6 --pp 2 --pp-schedule "$schedule" --zero $zero \
         --batch-tokens 384 --head untied
     done
   done
 else
   check "dp 3" train dp3 3 --batch-tokens 384 --head untied
-  for case in "1 1f1b" "2 dualpipev" "3 zb-v"; do  # all twelve: PipelineBits, with ranks in one process
-    read -r zero schedule <<< "$case"
-    check "dp 3, zero $zero, $schedule" as "dp3$zero$schedule" dp3 6 --pp 2 --pp-schedule "$schedule" --zero "$zero" \
-      --batch-tokens 384 --head untied
+  for case in "1f1b --zero 1" "dualpipev --zero 2 --accumulate-locally" "zb-v --zero 3 --accumulate-locally --pp-gather step"; do
+    # all twelve: PipelineBits, with ranks in one process
+    # shellcheck disable=SC2086
+    check "dp 3, $case" as "dp3${case%% *}" dp3 6 --pp 2 --pp-schedule $case --batch-tokens 384 --head untied
   done
   check "  says what is accumulated locally" grep -qE "gradients are accumulated locally, [0-9.]+ [KMG]iB on this rank" "$work/log"
 fi
 for gather in window:1 op; do
   [ -n "$all" ] || [ $gather = op ] || continue
-  check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --pp-gather $gather --batch-tokens 384 --head untied
+  check "gathers for $gather" as "gather$gather" dp3 6 --pp 2 --zero 3 --accumulate-locally --pp-gather $gather --batch-tokens 384 --head untied
 done
 check "uneven cut" as cut one 2 --pp 2 --pp-schedule 1f1b --pp-layers 7,1 --batch-tokens 256 --head untied
 check "  says what the stages cost" grep -qE "^ +work of the stages: [0-9.]+, [0-9.]+ %" "$work/log"
@@ -148,7 +149,11 @@ check "one micro-batch of two stages" train lone 2 --pp 2 --pp-schedule 1f1b --b
 check "  says how busy it is, and what would help" eval 'grep -qF "ranks busy for 5" "$work/log" && grep -qF "9 micro-batches would give 90 %" "$work/log"'
 check "a window of 2" as window one 2 --pp 2 --pp-schedule gpipe --pp-window 2 --batch-tokens 256 --head untied
 check "  holds 2" grep -q '"in_flight":\[2,2\]' "$work/window/metrics.jsonl"
-check "recomputation takes 1f1b" as recompute one 2 --pp 2 --recompute block --batch-tokens 256 --head untied
+check "recomputing blocks takes 1f1b" as recompute one 2 --pp 2 --recompute block --batch-tokens 256 --head untied
+for case in "zb-v --recompute mlp" "zb-h1 --recompute block"; do
+  # shellcheck disable=SC2086
+  check "$case" as again one 2 --pp 2 --pp-schedule $case --batch-tokens 256 --head untied --overwrite
+done
 "$program" schedule --pp 2 --micro-batches 8 --pp-schedule zb-h1 --csv "$work/schedule.csv" > "$work/log" 2>&1
 check "a schedule from a file" as file one 2 --pp 2 --pp-schedule "$work/schedule.csv" --batch-tokens 256 --head untied
 
@@ -195,8 +200,11 @@ done
 check "dualpipe, dp 2, zero 3" train dual3 4 --pp 2 --pp-schedule dualpipe --zero 3 --batch-tokens 512 --head untied
 check "dp 2" train dp2 2 --batch-tokens 512 --head untied
 check "  the same loss" close dual3 dp2
-check "reduced at every weight gradient" train each 6 --pp 2 --zero 2 --no-accumulate-locally --batch-tokens 384 --head untied
+check "ZeRO-2 reduces at every weight gradient" train each 6 --pp 2 --zero 2 --batch-tokens 384 --head untied
+check "  and says so" grep -qE "gradients are reduced 4 times a step, which saves this rank [0-9.]+ [KMG]iB .* --accumulate-locally sends less" "$work/log"
 check "  the same loss" close each dp3
+check "ZeRO-3 gathers for each use too" as each3 each 6 --pp 2 --zero 3 --batch-tokens 384 --head untied
+check "  and says so" grep -qE "and parameters gathered for each use, .* --accumulate-locally --pp-gather step " "$work/log"
 check "bf16, one rank" train bf16 1 --dtype bf16 --batch-tokens 256 --head untied
 check "bf16, zb-v" as bf16zb bf16 2 --dtype bf16 --pp 2 --batch-tokens 256 --head untied
 
@@ -209,7 +217,6 @@ check "refused: too many stages" refused 4 "make 16 stages of 8 blocks" --pp 4 -
 check "refused: tied dualpipe" refused 2 "nearest: schedule dualpipev" --pp 2 --pp-schedule dualpipe --head tied --batch-tokens 256
 check "refused: tied on two ranks, reduced each" refused 4 "nearest: accumulate locally" --pp 2 --pp-schedule 1f1b --head tied --zero 2 \
   --no-accumulate-locally
-check "refused: recomputation" refused 2 "nearest: schedule 1f1b" --pp 2 --pp-schedule zb-v --recompute mlp
 check "refused: too few micro-batches" refused 2 "needs at least 2 x pp = 4" --pp 2 --pp-schedule dualpipev
 check "refused: a cut" refused 2 "these are 7 blocks" --pp 2 --pp-schedule 1f1b --pp-layers 3,4
 check "refused: --pp-layers without --pp" refused 1 "and --pp is 1" --pp-layers 3,5

@@ -50,6 +50,7 @@ printf 'stepz = 3\n' > "$work/bad.toml"
 check "config key"      refused 2 "did you mean steps" -- --config "$work/bad.toml"
 
 # ---- help and descriptions ----
+check "a start opens no cuBLASLt, 200 MB" bash -c "! ldd '$program' | grep cublasLt"
 "$program" --help > "$work/log" 2>&1
 check "help lists groups and defaults" bash -c "grep -q '^Optimizer (' '$work/log' && grep -q -- '--weight-decay X=0.1' '$work/log'"
 check "help ends with the exit codes" bash -c "grep -A 9 '^Exit codes:' '$work/log' | grep -qP '^  75\tstopped on request'"

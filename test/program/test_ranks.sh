@@ -115,7 +115,7 @@ for r in $victims; do
   check "  named" says "rank $r .*the process is stopped or dead"
   check "  no process is left" gone "stop$r"
 done
-check "no memory is left" test -z "$(find /dev/shm -name 'ringzero*' 2> /dev/null)"
+check "no memory is left" no_memory_left
 FAULT=step:1:2:error run "$program" "${train[@]}" --ranks 4 --out "$work/error"
 check "an error of a rank: 70" test $rc = 70
 check "  said once, with the rank" test "$(grep -c 'rank 1 of 4: .*an error at step' "$work/log")" = 1

@@ -132,6 +132,11 @@ slow() { FAULT="step:1:*:sleep=0.02" train ranks --ranks 2 --steps 21 --batch 2;
 check "trains on two ranks, of which one is slow" slow
 check "the report draws time by rank" "$report" "$work/ranks" --out "$work/ranks.html"
 check "both are in it" test "$(grep -o 'Time by rank, ranks\|>rank [01]<' "$work/ranks.html" | sort -u | wc -l)" = 3
+check "numbers of all ranks are not in metrics.jsonl" test "$(grep -c _by_rank "$work/ranks/metrics.jsonl")" = 0
+mkdir "$work/earlier"
+cat "$work/ranks/metrics.jsonl" "$work/ranks/ranks.jsonl" > "$work/earlier/metrics.jsonl"
+check "where an earlier program has written them they are found" "$report" "$work/earlier" --out "$work/earlier.html"
+check "  both" test "$(grep -o 'Time by rank, earlier\|>rank [01]<' "$work/earlier.html" | sort -u | wc -l)" = 3
 
 # ---- statistics ----
 watch() {  # watch OUT ARGS...   with "mpirun -n N" first if $launch has it
@@ -171,6 +176,7 @@ cp -r "$work/stats" "$work/stats2"
 rm -rf "$work"/stats2/final "$work"/stats2/checkpoints/step_000000024
 check "resumes with them" watch stats2 --resume auto --steps 24
 check "and leaves each step once" cmp "$work/stats/stats.jsonl" "$work/stats2/stats.jsonl"
+check "in ranks.jsonl too" test "$(grep -o '^{"step":[0-9]*' "$work/stats2/ranks.jsonl" | grep -o '[0-9]*' | xargs)" = "$(seq 24 | xargs)"
 check "with the weights of a run without" watch nostats --batch 4 --steps 24
 check "to the bit" cmp "$work/stats/final/model.safetensors" "$work/nostats/final/model.safetensors"
 check "statistics without a folder are refused" refused "--stats-every writes stats.jsonl into --out" --stats-every 3

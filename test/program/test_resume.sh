@@ -25,7 +25,7 @@ refused() {  # refused CODE TEXT ARGS...   with that exit code
   [ $rc = "$code" ] && says "$text"
 }
 weights() { sha256sum < "$work/$1/final/model.safetensors"; }
-metrics() { sed -e 's/,"seconds":[^,]*//; s/,"phases":{[^}]*}//; s/,"time":[0-9]*//; s/,"tokens_per_second":[^,]*//; s/,"steps_per_second":[^,]*//; s/,"[a-z_]*_by_rank":\[[^]]*\]//g; s/,"flops":[^,]*//; s/,"memory_bytes":[^,}]*//; s/,"comm_seconds.*}/}/' "$work/$1/metrics.jsonl"; }
+metrics() { sed -e 's/,"seconds":[^,]*//; s/,"phases":{[^}]*}//; s/,"time":[0-9]*//; s/,"tokens_per_second":[^,]*//; s/,"steps_per_second":[^,]*//; s/,"flops":[^,]*//; s/,"memory_bytes":[^,}]*//; s/,"comm_seconds.*}/}/' "$work/$1/metrics.jsonl"; }
 # The first `step` steps of a run, as a killed one leaves it: its last lines may be of steps that no checkpoint has.
 cut_at() {  # cut_at FROM TO STEP
   mkdir -p "$work/$2"

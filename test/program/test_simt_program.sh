@@ -249,6 +249,16 @@ PY
     if grep -q "graphs of their own" "$work/log" && cmp "$work/pp2-off/final/model.safetensors" "$work/pp2-on/final/model.safetensors"; then
       passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: CUDA graphs with pp 2, and the same weights"; tail -n 5 "$work/log"; fi
+    # What is recomputed before a half of the backward pass goes into the weight slot.
+    for how in "zb-h1 --recompute norms,attention" "zb-v --recompute mlp" "dualpipev --recompute block"; do
+      timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --pp-schedule $how --out "$work/${how// /_}" > "$work/log" 2>&1
+      compare "pp 2, $how" 1e-4 "$work/cpu_deep" "$work/${how// /_}"
+    done
+    # A product begins with the rows that are here; codes travel, and some are made again from what norms give.
+    tp8="$fp8 --batch 1 --ffn 64 --tp 2 --tp-overlap on --recompute norms,mlp"
+    mpirun -n 2 "$cpu" $sides $tp8 --device cpu --out "$work/cpu_tp8" > "$work/log" 2>&1
+    timeout 200 mpirun -n 2 "$simt" $sides $tp8 --device cuda --out "$work/tp8" > "$work/log" 2>&1
+    compare "--tp-overlap on with fp8" 4e-3 "$work/cpu_tp8" "$work/tp8"
     timeout 200 mpirun -n 4 "$simt" $deep --device cuda --tp 2 --pp 2 --transport nccl --out "$work/tp2pp2" > "$work/log" 2>&1
     compare "tp 2 x pp 2 over nccl" 1e-4 "$work/cpu_deep" "$work/tp2pp2"
   fi

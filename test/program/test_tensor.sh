@@ -46,6 +46,7 @@ fp8=(--dtype bf16 --grad-dtype fp32 --fp8 tensor --dim 96 --ffn 64 --head-dim 16
 check "fp8 on one rank" train fp8 1 "${fp8[@]}"
 near() { train "$1" "${@:2}" && close "$1" fp8 0 1e-2 0.2; }
 check "fp8, tp 2" near fp8tp 2 "${fp8[@]}" --tp 2
+check "  beside its collectives, to the bit" as fp8overlap fp8tp 2 "${fp8[@]}" --tp 2 --tp-overlap on
 check "fp8, cp 2" near fp8cp 2 "${fp8[@]}" --cp 2
 check "fp8, pp 2, to the bit" as fp8pp fp8 2 "${fp8[@]}" --pp 2 --pp-schedule 1f1b
 # The first rank has the first and the last block, which are not in fp8: it gathers none.

@@ -1,10 +1,10 @@
 #!/bin/bash
-# coverage.sh COUNTS: what the emulator appended to COUNTS (SIMT_COVERAGE), against every __global__ function in kernels/.
+# coverage.sh COUNTS: what the emulator appended to COUNTS (SIMT_COVERAGE), against every __global__ function in kernels/ and comm/.
 # Prints how often each ran and fails if one never did.
 set -u
 counts=$1
 cd "$(dirname "$0")/../.." || exit
-defined=$(for f in kernels/*.cu kernels/*/*.cu; do
+defined=$(for f in kernels/*.cu kernels/*/*.cu comm/*.cu; do
     sed 's://.*$::; s/__launch_bounds__([^)]*)//' "$f" | tr '\n' ' ' | grep -o '__global__[^(]*(' | sed -E 's/[[:space:]]*\($//; s/.*[^A-Za-z0-9_]//' |
         sed "s|\$|\t$f|"
 done)

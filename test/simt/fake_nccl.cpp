@@ -14,7 +14,12 @@
 // while a job is pending. On such a communicator ncclGroupEnd leaves a job, and ncclCommGetAsyncError is what completes
 // it, as in NCCL 2.28.
 //
-// Windows (fake_nccl_windows.cpp): misuse is told there.
+// The first send to a peer, and the first receive from one, connect the two: 2 and 10 MiB of the device for each
+// channel, of which there are 32, or maxCTAs rounded up to a power of two (NVLink on one node, comm/nccl_memory.h).
+// They stay until the communicator goes. The file that SIMT_NCCL_CALLS names has their number and bytes.
+//
+// Windows (fake_nccl_windows.cpp): misuse is told there. Collectives of values in windows are counted in that file too,
+// as ncclAllGather-registered.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -83,6 +88,7 @@ struct ncclComm {
     Job job = {};                         // of a non-blocking one: waits for ncclCommGetAsyncError
     bool job_seen = false;
     std::unique_ptr<simt::NcclWindows> windows = {};
+    std::map<std::pair<int, bool>, std::pair<char*, size_t>> buffers = {};  // by peer and whether it sends to it
 };
 
 // One enqueued operation: messages, then what is computed from them.
@@ -236,15 +242,38 @@ ncclResult_t launch_group() {
 }
 struct Calls {
     std::mutex mutex;
-    std::map<std::string, int> by_name;
+    std::map<std::string, long> by_name;
     ~Calls() {
         const char* path = getenv("SIMT_NCCL_CALLS");
         FILE* file = path ? fopen(path, "a") : nullptr;
         if (!file) return;
-        for (const auto& [name, n] : by_name) fprintf(file, "%s %d\n", name.c_str(), n);
+        for (const auto& [name, n] : by_name) fprintf(file, "%s %ld\n", name.c_str(), n);
         fclose(file);
     }
 } calls;
+
+// Addresses that nobody may touch, counted as memory.
+bool connect(ncclComm* c, int peer, bool sends) {
+    if (peer == c->rank || c->buffers.count({peer, sends})) return true;
+    size_t channels = 1;
+    while (channels < std::min<size_t>(c->blocks, 32)) channels *= 2;
+    const size_t bytes = channels * (sends ? 2 : 10) << 20;
+    if (!room_on_device(bytes)) return false;
+    void* p = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) return false;
+    note_memory(p, bytes, current_device(), true);
+    c->buffers[{peer, sends}] = {static_cast<char*>(p), bytes};
+    const std::lock_guard lock(calls.mutex);
+    ++calls.by_name["connections"];
+    calls.by_name["connected-mib"] += long(bytes >> 20);
+    return true;
+}
+void disconnect(ncclComm* c) {
+    for (const auto& [key, memory] : std::exchange(c->buffers, {})) {
+        forget_memory(memory.first);
+        munmap(memory.first, memory.second);
+    }
+}
 
 ncclResult_t submit(std::shared_ptr<Operation> op, cudaStream_t stream, const char* call) {
     enter(op->comm, call);
@@ -324,12 +353,48 @@ std::shared_ptr<Operation> operation(ncclComm_t c) {
     return op;
 }
 
+// Buffers of a collective that NCCL looks for in windows: in one on all ranks, at the same place of it, or on none.
+// Each rank tells the others its place, before its values. Those that are found are counted.
+std::shared_ptr<Operation> collective(ncclComm_t c, const char* call,
+                                      std::initializer_list<std::pair<const void*, size_t>> buffers) {
+    auto op = operation(c);
+    uint64_t place = 1;
+    for (const auto& [p, bytes] : buffers) {
+        const uint64_t found = c->windows->place_of(p, bytes);
+        place = place && found ? place * 31 + found : 0;
+    }
+    if (place) {
+        const std::lock_guard lock(calls.mutex);
+        ++calls.by_name[std::string(call) + "-registered"];
+    }
+    const auto words = [&](uint64_t value) {
+        op->scratch.emplace_back(sizeof value);
+        memcpy(op->scratch.back().data(), &value, sizeof value);
+        return op->scratch.back().data();
+    };
+    char* own = words(place);
+    std::vector<const char*> heard;
+    for (int r = 0; r < c->ranks; r++) {
+        if (r == c->rank) continue;
+        send(*op, own, sizeof place, r);
+        char* theirs = words(0);
+        heard.push_back(theirs);
+        op->transfers.push_back({false, theirs, sizeof place, r});
+    }
+    op->finish = [=] {
+        for (const char* theirs : heard)
+            if (memcmp(theirs, own, sizeof place) != 0)
+                misuse(std::string(call) + " of buffers that do not lie at one place of a window on all ranks");
+    };
+    return op;
+}
+
 }  // namespace
 
 int simt::nccl_calls(const std::string& name) {
     const std::lock_guard lock(calls.mutex);
     const auto at = calls.by_name.find(name);
-    return at == calls.by_name.end() ? 0 : at->second;
+    return at == calls.by_name.end() ? 0 : int(at->second);
 }
 
 extern "C" {
@@ -365,6 +430,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int ranks, ncclUniqueId id,
     c->windows = std::make_unique<NcclWindows>(static_cast<char*>(m) + rings, rank, ranks);
     c->blocking = !config || config->blocking != 0;
     if (config && config->maxCTAs != NCCL_CONFIG_UNDEF_INT) c->blocks = size_t(config->maxCTAs);
+#if NCCL_VERSION_CODE >= 22800
+    if (config && config->nChannelsPerNetPeer != NCCL_CONFIG_UNDEF_INT) {
+        const std::lock_guard lock(calls.mutex);
+        ++calls.by_name["nChannelsPerNetPeer-" + std::to_string(config->nChannelsPerNetPeer)];
+    }
+#endif
     blocks.free = number_from("SIMT_NCCL_BLOCKS", SIZE_MAX);
     // The file has no name left once everyone is in, so nothing is left over.
     if (c->shared->attached.fetch_add(1) + 1 == ranks) shm_unlink(name.c_str());
@@ -396,6 +467,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     enter(c, __func__);
     if (c->windows->any()) misuse("ncclCommDestroy of a communicator that has windows: deregister them first");
     if (!c->aborted) cudaDeviceSynchronize();
+    disconnect(c);
     munmap(c->shared, c->mapped);
     delete c;
     return ncclSuccess;
@@ -427,12 +499,14 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclSend(const void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
     if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclSend: no such peer");
+    if (!connect(c, peer, true)) return problem(ncclUnhandledCudaError, "ncclSend: out of memory");
     auto op = operation(c);
     send(*op, data, count * size_of(type), peer);
     return submit(op, s, __func__);
 }
 ncclResult_t ncclRecv(void* data, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
     if (peer < 0 || peer >= c->ranks) return problem(ncclInvalidArgument, "ncclRecv: no such peer");
+    if (!connect(c, peer, false)) return problem(ncclUnhandledCudaError, "ncclRecv: out of memory");
     auto op = operation(c);
     op->transfers.push_back({false, static_cast<char*>(data), count * size_of(type), peer});
     return submit(op, s, __func__);
@@ -444,7 +518,7 @@ static bool valid_sum(ncclDataType_t type, ncclRedOp_t red) {
 ncclResult_t ncclAllReduce(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red, ncclComm_t c,
                            cudaStream_t s) {
     if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
-    auto op = operation(c);
+    auto op = collective(c, __func__, {{in, count * size_of(type)}, {out, count * size_of(type)}});
     for (int r = 0; r < c->ranks; r++)
         if (r != c->rank) send(*op, in, count * size_of(type), r);
     receive_and_sum(*op, in, out, count, type, red == ncclAvg);
@@ -463,24 +537,25 @@ ncclResult_t ncclReduce(const void* in, void* out, size_t count, ncclDataType_t 
 ncclResult_t ncclReduceScatter(const void* in, void* out, size_t count, ncclDataType_t type, ncclRedOp_t red,
                                ncclComm_t c, cudaStream_t s) {
     if (!valid_sum(type, red)) return problem(ncclInvalidArgument, "sums and averages of floats only");
-    auto op = operation(c);
     const auto* p = static_cast<const char*>(in);
     const size_t bytes = count * size_of(type);
+    auto op = collective(c, __func__, {{in, size_t(c->ranks) * bytes}});
     for (int r = 0; r < c->ranks; r++)
         if (r != c->rank) send(*op, p + size_t(r) * bytes, bytes, r);
     receive_and_sum(*op, p + size_t(c->rank) * bytes, out, count, type, red == ncclAvg);
     return submit(op, s, __func__);
 }
 ncclResult_t ncclAllGather(const void* in, void* out, size_t count, ncclDataType_t type, ncclComm_t c, cudaStream_t s) {
-    auto op = operation(c);
     const size_t bytes = count * size_of(type);
+    auto op = collective(c, __func__, {{out, size_t(c->ranks) * bytes}});
     char* own = static_cast<char*>(out) + size_t(c->rank) * bytes;
     for (int r = 0; r < c->ranks; r++) {
         if (r == c->rank) continue;
         send(*op, in, bytes, r);
         op->transfers.push_back({false, static_cast<char*>(out) + size_t(r) * bytes, bytes, r});
     }
-    op->finish = [=] {
+    op->finish = [=, before = op->finish] {
+        before();
         memmove(own, in, bytes);
         mark_written(own, bytes);
     };

@@ -25,7 +25,8 @@ class NcclWindows {
     ncclTeam_t team() const;
     ncclResult_t create(ncclDevComm_t* made);  // collective
     bool any() const { return !windows_.empty(); }
-    void abandon();  // its communicator was aborted
+    uint64_t place_of(const void* p, size_t bytes) const;  // the same on all ranks where p is; 0: in no window
+    void abandon();                                        // its communicator was aborted
 
    private:
     struct Meeting;

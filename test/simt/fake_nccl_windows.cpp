@@ -7,6 +7,10 @@
 //                                                         success, and a handle that is no window; so here.
 //                                                         ncclDevCommCreate says ncclInvalidUsage
 //   members register windows of different sizes           each maps the other's wrongly; here it aborts
+//   a kernel asks where a peer has what is no window, or lies beyond its end, or of a peer that is not there
+//                                                         some address; here it aborts
+//   a collective's buffer lies at another place of a window than on another rank, or there in none
+//                                                         wrong values, or a hang; here it aborts
 //   a window is used when it was deregistered             a CUDA fault (cudaErrorIllegalAddress) by a copy; here too
 //   a communicator goes that has windows, memory goes that is registered
 //                                                         addresses that are mapped to nothing or are never given back;
@@ -42,6 +46,12 @@ struct Memory {
 };
 std::mutex mutex;
 auto& memories = *new std::map<char*, Memory>;  // never destroyed: threads may end later
+
+struct Reach {
+    size_t bytes;
+    int ranks;
+};
+auto& reaches = *new std::map<ncclWindow_vidmem*, Reach>;
 
 bool symmetric_memory() { return number_from("SIMT_P2P", 1) != 0; }
 
@@ -138,6 +148,10 @@ ncclResult_t NcclWindows::add(void* p, size_t bytes, ncclWindow_t* out) {
     w->record->lsaRank = w->record->worldRank = rank_;
     w->record->stride4G = uint32_t(kStride >> 32);
     note_memory(w->record, sizeof *w->record, current_device(), false);
+    {
+        std::lock_guard lock(mutex);
+        reaches[w->record] = {all, ranks_};
+    }
     used_ += all;
     leave();
     *out = w->record;
@@ -151,10 +165,18 @@ void NcclWindows::unmap(const Window& w) {
         forget_memory(at);
         mmap(at, w.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     }
+    std::lock_guard lock(mutex);
+    reaches.erase(w.record);
     forget_memory(w.record);
     free(w.record);
-    std::lock_guard lock(mutex);
     memories.at(w.memory).windows--;
+}
+
+uint64_t NcclWindows::place_of(const void* p, size_t bytes) const {
+    const char* first = static_cast<const char*>(p);
+    for (const auto& w : windows_)
+        if (first >= w->memory && first + bytes <= w->memory + w->bytes) return 1 + w->at + size_t(first - w->memory);
+    return 0;
 }
 
 ncclResult_t NcclWindows::remove(ncclWindow_t win) {
@@ -176,6 +198,16 @@ void NcclWindows::abandon() {
 }  // namespace simt
 
 using namespace simt;
+
+// Of kernels (comm/nccl_window.cu).
+void* ncclGetLsaPointer(ncclWindow_t window, size_t offset, int peer) {
+    std::lock_guard lock(mutex);
+    const auto reach = reaches.find(window);
+    if (reach == reaches.end()) nccl_misuse("ncclGetLsaPointer of what is no window");
+    if (offset >= reach->second.bytes) nccl_misuse("ncclGetLsaPointer beyond the end of a window");
+    if (peer < 0 || peer >= reach->second.ranks) nccl_misuse("ncclGetLsaPointer of a peer that is not there");
+    return window->lsaFlatBase + size_t(peer) * (size_t(window->stride4G) << 32) + offset;
+}
 
 extern "C" {
 

@@ -33,8 +33,9 @@ SIMT_HALF.race    := plain
 
 SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device fake_cublaslt \
                 $(if $(HAVE_NCCL),fake_nccl fake_nccl_windows)
-SIMT_OPS     := $(sort $(wildcard kernels/*.cpp kernels/*/*.cpp))
-SIMT_REST    := $(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp)))
+# Of cuBLASLt and NCCL they have models.
+SIMT_OPS     := $(filter-out kernels/gemm/lt_library.cpp,$(sort $(wildcard kernels/*.cpp kernels/*/*.cpp)))
+SIMT_REST    := $(filter-out comm/mpi_library.cpp comm/nccl_library.cpp,$(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp))))
 SIMT_CU      := $(CU_SOURCES)
 SIMT_TESTS   := $(KERNEL_TESTS)
 SIMT_GTEST   := -lgtest_main -lgtest

@@ -29,7 +29,7 @@ const Device kGpu{DeviceKind::cuda, 0};
 
 struct Member {
     Member(const std::string& id, int rank, int max_ctas = 0)
-        : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr, .max_ctas = max_ctas}) {}
+        : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr, .channels = {.max_ctas = max_ctas}}) {}
     NcclComm comm;
     Stream stream{kGpu, "test"};
     Buffer memory{kGpu, 4096, MemKind::comm, "test"};

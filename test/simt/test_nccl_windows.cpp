@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <cstdlib>
@@ -18,6 +19,10 @@
 #include "comm/watch.h"
 #include "kernels/runtime/load.h"
 #include "test/comm/symmetric_cases.h"
+#include "test/simt/control.h"
+
+// NVIDIA's is for kernels alone; this is the model's.
+void* ncclGetLsaPointer(ncclWindow_t window, size_t offset, int peer);
 
 namespace rz {
 namespace {
@@ -170,6 +175,34 @@ TEST(NcclWindow, AMemberThatDoesNotComeIsReportedAtTheDeadline) {
         << reported;
 }
 
+// NCCL's own collectives take what ZeRO has allocated where it lies, and give the values of those without.
+TEST(NcclCollectives, FlatBuffersAreRegisteredWithNccl) {
+    const Gpus gpus;
+    constexpr int kRanks = 3;
+    const std::vector<int64_t> offsets = even_offsets(64 * kRanks, kRanks);
+    const std::array names = {"ncclReduceScatter-registered", "ncclAllGather-registered"};
+    const std::array before = {simt::nccl_calls(names[0]), simt::nccl_calls(names[1])};
+    on_gpus(kRanks, [&](int rank, Member& m) {
+        const auto library = make_collectives(Algorithm::library, *m.transport, m.options);
+        SharedMemory* memory = library->allocate(offsets.back() * 4, Shares::each);
+        ASSERT_NE(memory, nullptr);
+        EXPECT_EQ(library->through(), "summed in NCCL's order, buffers registered with it");
+        auto* x = reinterpret_cast<float*>(memory->part(library->shared_rank()));
+        for (int64_t i = 0; i < offsets.back(); ++i) x[i] = float(i + rank);
+        float* own = x + 64 * rank;
+        library->reduce_scatter(m.stream, {.out = own,
+                                           .in = x,
+                                           .offsets = offsets,
+                                           .dtype = DType::f32,
+                                           .wire = DType::f32,
+                                           .out_dtype = DType::f32});
+        library->all_gather(m.stream, {.out = x, .in = own, .offsets = offsets, .dtype = DType::f32});
+        m.stream.synchronize();
+        for (int64_t i = 0; i < offsets.back(); ++i) ASSERT_EQ(x[i], float(3 * i + 3)) << i;
+    });
+    for (size_t i = 0; i < names.size(); ++i) EXPECT_EQ(simt::nccl_calls(names[i]), before[i] + kRanks) << names[i];
+}
+
 struct WindowModel : testing::Test {
     WindowModel() {
         GTEST_FLAG_SET(death_test_style, "threadsafe");
@@ -210,16 +243,53 @@ TEST_F(WindowModelDeath, UsedAfterItWasDeregistered) {
     EXPECT_EXIT(
         {
             ncclCommWindowRegister(comm, memory, 4096, &window, NCCL_WIN_COLL_SYMMETRIC);
-            ncclWindow_vidmem record;
-            cudaMemcpy(&record, window, sizeof record, cudaMemcpyDeviceToHost);
             cudaStream_t stream;
             cudaStreamCreate(&stream);
-            cudaMemcpyAsync(memory, record.lsaFlatBase, 64, cudaMemcpyDefault, stream);
+            cudaMemcpyAsync(memory, ncclGetLsaPointer(window, 0, 0), 64, cudaMemcpyDefault, stream);
             ncclCommWindowDeregister(comm, window);
             fprintf(stderr, "%s\n", cudaGetErrorName(cudaStreamSynchronize(stream)));
             _exit(7);
         },
         testing::ExitedWithCode(7), "cudaErrorIllegalAddress");
+}
+
+TEST_F(WindowModelDeath, AKernelAsksForWhatIsNotThere) {
+    ncclCommWindowRegister(comm, memory, 4096, &window, NCCL_WIN_COLL_SYMMETRIC);
+    EXPECT_NE(ncclGetLsaPointer(window, 4095, 0), nullptr);
+    EXPECT_DEATH(ncclGetLsaPointer(window, size_t(1) << 20, 0), "beyond the end of a window");
+    EXPECT_DEATH(ncclGetLsaPointer(window, 0, 1), "of a peer that is not there");
+    EXPECT_DEATH(ncclGetLsaPointer(static_cast<ncclWindow_t>(memory), 0, 0), "of what is no window");
+    ncclCommWindowDeregister(comm, window);
+    EXPECT_DEATH(ncclGetLsaPointer(window, 0, 0), "of what is no window");
+    ncclMemFree(memory);
+    ncclCommDestroy(comm);
+}
+
+// Two ranks gather in a window, of which rank 1 takes another place, or memory that it has not registered.
+TEST_F(WindowModelDeath, GatheredAtDifferentPlaces) {
+    const auto gather = [](bool registered) {
+        ncclUniqueId id;
+        ncclGetUniqueId(&id);
+        const auto run = [&](int rank) {
+            ncclComm_t c = nullptr;
+            ncclCommInitRankConfig(&c, 2, id, rank, nullptr);
+            void *p = nullptr, *other = nullptr;
+            ncclWindow_t w = nullptr;
+            ncclMemAlloc(&p, 8192);
+            ncclMemAlloc(&other, 8192);
+            ncclCommWindowRegister(c, p, 8192, &w, NCCL_WIN_COLL_SYMMETRIC);
+            char* out = static_cast<char*>(rank == 1 && !registered ? other : p) + (rank == 1 && registered ? 64 : 0);
+            cudaStream_t stream;
+            cudaStreamCreate(&stream);
+            ncclAllGather(out + 64 * rank, out, 64, ncclInt8, c, stream);
+            cudaStreamSynchronize(stream);
+        };
+        std::thread one([&] { run(1); });
+        run(0);
+        one.join();
+    };
+    EXPECT_DEATH(gather(true), "do not lie at one place of a window on all ranks");
+    EXPECT_DEATH(gather(false), "do not lie at one place of a window on all ranks");
 }
 
 TEST_F(WindowModelDeath, LeftBehind) {

@@ -147,9 +147,11 @@ TEST_P(MuonLayouts, GiveTheBitsOfOneRank) {
     const Kept want = run({}, muon);
     EXPECT_EQ(want.rows.size(), muon.beta2 > 0 ? 3u * (24 + 8 + 8 + 24 + 20 + 20 + 24) : 0u);
     std::vector<Layout> layouts;
-    for (const int ranks : {1, 2, 3, 4, 8})
+    for (int ranks = 1; ranks <= 8; ++ranks)
         for (int stage = ranks == 1; stage <= 3; ++stage) layouts.push_back({ranks, stage});
-    for (int stage = 1; stage <= 3; ++stage) layouts.push_back({4, stage, {.shard_size = 2}});  // hybrid
+    for (int stage = 1; stage <= 3; ++stage)  // hybrid; with shards of one rank nothing is cut
+        for (const int shard : {1, 2}) layouts.push_back({4, stage, {.shard_size = shard}});
+    for (const int stage : {1, 3}) layouts.push_back({4, stage, {.cp = 2, .shard_size = 2}});
     for (const Algorithm a : {Algorithm::direct, Algorithm::symmetric}) layouts.push_back({3, 2, {}, a});
     layouts.push_back({3, 2, {}, {}, 1, /*overlap=*/false});
     for (const int stage : {0, 1, 3}) {

@@ -121,6 +121,42 @@ TEST_P(ZeroRanks, Bf16StagesAgree) {
     }
 }
 
+// Stage 1 sums in fp32 and rounds to the wire's type on the way; where that rounds all values first, stages 2 and 3
+// have the blocks' gradients in that type. Heads, in several chunks of logits, and tied units are added in fp32.
+TEST_P(ZeroRanks, GradientsInTheWiresTypeGiveTheBitsOfThoseThatAreRoundedOnTheWay) {
+    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::symmetric})
+        for (const bool tied : {false, true}) {
+            Case base = stage(1);
+            base.tied = tied;
+            base.zero.param_dtype = base.zero.wire_dtype = DType::bf16;
+            const MeshOptions mesh{.algorithms = {.data = algorithm}};
+            const Result want = run(GetParam(), base, mesh);
+            for (const int s : {2, 3}) {
+                base.zero.stage = s;
+                EXPECT_EQ(run(GetParam(), base, mesh), want) << name_of(algorithm) << ", stage " << s;
+            }
+        }
+}
+
+TEST(Zero, WhereAllValuesAreRoundedFirstGradientsOfBlocksTakeHalfTheMemory) {
+    const std::vector<UnitLayout> units = unit_layouts(ParamTable(zero_case::toy(false), {.sharers = 3}));
+    const int64_t block = units[1].padded, end = std::max(units.front().padded, units.back().padded);
+    const auto pool = [](int64_t b, int64_t e) { return std::min(2 * b + e, 2 * std::max(b, e)); };  // bytes
+    const auto gathered = [](Algorithm algorithm) {
+        Case c = stage(2);
+        c.zero.param_dtype = c.zero.wire_dtype = DType::bf16;
+        c.steps = 1;
+        LoopbackHub hub(3);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {.algorithms = {.data = algorithm}});
+            zero_case::train(mesh, c);
+        });
+        return hub.device(0).context->memory.peak(DeviceKind::cpu, MemKind::gathered);
+    };
+    EXPECT_EQ(gathered(Algorithm::ring) - gathered(Algorithm::direct),
+              pool(4 * block, 4 * end) - pool(2 * block, 4 * end));
+}
+
 // A bucket changes which collective carries a gradient, not who owns it: no bit of any stage. In bytes: less than a
 // block, two blocks (11 KiB each), all units.
 TEST_P(ZeroRanks, BucketsOfAnySizeGiveTheSameBits) {

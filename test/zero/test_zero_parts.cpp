@@ -142,6 +142,44 @@ std::vector<float> whole(Zero& zero, int u) {
     return copy;
 }
 
+// 2 slots. In turn: 1 for the ends and 2 for the blocks, or 2 of the largest, whichever is less.
+TEST(UnitPool, EmbeddingAndHeadShareASlotWhereUnitsAreUsedInTurn) {
+    struct Row {
+        std::vector<int64_t> bytes;
+        int64_t by_size, in_turn;
+    };
+    for (const Row& row :
+         {Row{{512, 192, 192, 192, 576}, 512 + 2 * 192 + 576, 576 + 2 * 192},
+          Row{{320, 192, 192, 192, 384}, 320 + 2 * 192 + 384, 2 * 384},
+          Row{{64, 192, 192, 192, 128}, 64 + 2 * 192 + 128, 2 * 192}, Row{{192, 192, 192, 192, 192}, 2 * 192, 2 * 192},
+          Row{{512, 0, 0, 0, 576}, 512 + 576, 576},  // blocks in fp8
+          Row{{0, 192, 192}, 2 * 192, 2 * 192}})
+        for (const bool in_turn : {false, true}) {
+            RankContext context;
+            const Device device{DeviceKind::cpu, 0, &context};
+            Stream stream(device, "compute");
+            UnitPool pool(device, row.bytes, 2, in_turn, MemKind::gathered, "slots");
+            EXPECT_EQ(context.memory.peak(DeviceKind::cpu, MemKind::gathered), in_turn ? row.in_turn : row.by_size);
+            const int last = int(row.bytes.size()) - 1;
+            const int64_t most = *std::max_element(row.bytes.begin(), row.bytes.end());
+            std::vector<int> walk;  // forward and back, twice
+            for (int turn = 0; turn < 2; ++turn) {
+                for (int u = 0; u <= last; ++u) walk.push_back(u);
+                for (int u = last - 1; u > 0; --u) walk.push_back(u);
+            }
+            int held = -1;
+            for (const int u : walk) {
+                const bool comes = row.bytes[size_t(u)] > 0;
+                if (comes) pool.acquire(u, stream);
+                if (held >= 0) pool.give_back(held, stream.record());
+                held = comes ? u : -1;
+                if (in_turn && held == 0) {
+                    EXPECT_EQ(pool.has_room_for(last), row.in_turn == 2 * most);
+                }
+            }
+        }
+}
+
 TEST(ParameterCache, PublishedSlicesMakeWholeUnitsInEveryStage) {
     for (int stage = 1; stage <= 3; ++stage)
         for (const bool overlap : {true, false})
