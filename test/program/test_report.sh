@@ -217,7 +217,7 @@ import struct, zlib
 def records(path):
     data = open(path, "rb").read()
     assert data[:7] == struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
-    at, parts = 7, b""
+    at, parts = 7, None  # the record's bytes so far: none, or its first part, which may be empty
     while at < len(data):
         room = 32768 - at % 32768
         if room < 7:
@@ -228,12 +228,12 @@ def records(path):
         body = data[at + 7:at + 7 + length]
         assert zlib.crc32(bytes([kind]) + body) == crc and length + 7 <= room
         at += 7 + length
-        assert (kind in (1, 2)) == (parts == b""), "a part without its beginning"
-        parts += body
+        assert (kind in (1, 2)) == (parts is None), "a part without its beginning"
+        parts = (parts or b"") + body
         if kind in (1, 4):
             yield fields(parts)
-            parts = b""
-    assert parts == b""
+            parts = None
+    assert parts is None
 
 def varint(data, at):
     value = shift = 0
