@@ -8,7 +8,9 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/crc32.h"
 #include "llama/report/event_file.h"
+#include "llama/report/wandb_file.h"
 
 namespace rz {
 namespace {
@@ -124,6 +126,40 @@ TEST_F(EventFileTest, AFullDiskNeitherThrowsNorTearsTheFile) {
 TEST_F(EventFileTest, AFolderThatCannotBeIsAnError) {
     write_file_atomically(folder_ + "/f", "");
     EXPECT_THROW(EventFile(folder_ + "/f", 0), Error);
+}
+
+// LevelDB's log: 7 bytes are left of a block for a first part without bytes, fewer are filled with zeros.
+TEST(WandbRecord, IsInPartsWhereABlockEnds) {
+    for (int64_t size = 2 * 32768 - 12; size <= 2 * 32768; ++size)
+        for (const size_t n : {size_t(0), size_t(3), size_t(40000), size_t(70000)}) {
+            const std::string data(n, 'a'), out = log_record(data, size);
+            std::string read;
+            std::vector<int> kinds;
+            for (size_t at = 0; at < out.size();) {
+                const size_t room = 32768 - (size_t(size) + at) % 32768;
+                if (room < 7) {
+                    ASSERT_EQ(out.substr(at, room), std::string(room, '\0'));
+                    at += room;
+                    continue;
+                }
+                ASSERT_LE(at + 7, out.size());
+                const size_t length = load<uint16_t>(out, at + 4);
+                ASSERT_LE(length + 7, room);
+                ASSERT_LE(at + 7 + length, out.size());
+                ASSERT_EQ(load<uint32_t>(out, at), crc32(std::string_view(out).substr(at + 6, length + 1)));
+                kinds.push_back(out[at + 6]);
+                read += out.substr(at + 7, length);
+                at += 7 + length;
+            }
+            ASSERT_EQ(read, data) << size;
+            ASSERT_FALSE(kinds.empty());
+            if (kinds.size() == 1) {
+                ASSERT_EQ(kinds[0], 1);  // full
+                continue;
+            }
+            for (size_t i = 0; i < kinds.size(); ++i)
+                ASSERT_EQ(kinds[i], i == 0 ? 2 : i + 1 < kinds.size() ? 3 : 4) << size;  // first, middle, last
+        }
 }
 
 }  // namespace
