@@ -154,8 +154,9 @@ NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms& chosen, int multiproc
     const int pp = grid.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
     int groups = has_levels(grid, chosen, Axis::data) || has_levels(grid, chosen, Axis::shard) ||
                  has_levels(grid, chosen, Axis::replicate);
-    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp, Axis::model}) groups += grid.size(axis) > 1;
-    return {nccl_blocks(multiprocessors, lanes, groups, left_free), lanes, groups};
+    for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp}) groups += grid.size(axis) > 1;
+    const int hands = grid.size(Axis::model) > 1;
+    return {nccl_blocks(multiprocessors, lanes, groups, left_free, hands), lanes, groups, hands};
 }
 
 void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid,
@@ -169,7 +170,8 @@ void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, co
         multiprocessors == 0 || left_free < multiprocessors,
         "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
         left_free, multiprocessors, multiprocessors / 4);
-    const auto [each, lanes, groups] = nccl_room(grid, chosen, multiprocessors, left_free);
+    const NcclRoom room = nccl_room(grid, chosen, multiprocessors, left_free);
+    const int lanes = room.lanes, groups = room.groups + room.hands;
     require_request(
         !nccl || left_free >= lanes + groups,
         "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
@@ -316,14 +318,14 @@ Mesh::Mesh(Device device, int rank, int size, const PlannedNetwork& network, con
         const auto place = std::find(members.begin(), members.end(), rank) - members.begin();
         const std::shared_ptr<PlannedMail> mail = peers ? peers->mail(name, members) : nullptr;
         return make_planned_transport(name, int(place), members, device,
-                                      network ? network(name, members, !mail) : nullptr, mail,
+                                      network ? network(kind, members, !mail) : nullptr, mail,
                                       options_.transport == TransportKind::mpi);
     });
 }
 
 Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const MeshOptions& options)
     : Mesh(
-          device, rank, size, [&](const std::string&, const std::vector<int>&, bool) { return link; }, options) {}
+          device, rank, size, [&](const GroupKind&, const std::vector<int>&, bool) { return link; }, options) {}
 
 Mesh::~Mesh() {
     RankContext& context = stream_->context();

@@ -54,9 +54,10 @@ struct MeshOptions {
 // Of an operation over NCCL, and of all that may be under way together on a GPU.
 struct NcclRoom {
     NcclBlocks each;
-    int lanes, groups;  // a pipeline's, both directions; data or its row and column, tp, cp, pp, model
+    int lanes, groups;  // a pipeline's, both directions; data or its row and column, tp, cp, pp
+    int hands;          // groups that only shake hands: model
     bool is_limited() const { return each.lane > 0 || each.group > 0; }
-    int together() const { return lanes * each.lane + groups * each.group; }
+    int together() const { return lanes * each.lane + groups * each.group + hands; }
 };
 NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms&, int multiprocessors, int left_free);
 

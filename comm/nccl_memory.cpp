@@ -132,8 +132,11 @@ NcclChannels nccl_channels(const Grid& grid, const AxisAlgorithms& chosen, const
     const bool hands = is_data && (chosen.data == Algorithm::symmetric ||
                                    (chosen.data == Algorithm::hier_symmetric && group.span == Span::row));
     if (hands || group.axis == Axis::model) return {.max_ctas = 1};
+    // One rank on each node is a column without rows.
+    const bool is_column = group.span == Span::column ||
+                           (is_data && grid.nodes(group.axis) > 1 && grid.nodes(group.axis) == grid.size(group.axis));
     return {.max_ctas = int(std::bit_floor(unsigned(group.span == Span::link ? each.lane : each.group))),
-            .net_peer = group.span == Span::column ? kColumnChannels : 0};
+            .net_peer = is_column ? kColumnChannels : 0};
 }
 
 // ---- what it takes --------------------------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ struct Channels {
     int all, pair;  // of a communicator; that a pair may take
 };
 Channels channels_of(int64_t ranks, bool one_node, const NcclChannels& asked, const NcclModel& nccl) {
-    const int own = one_node ? 32 : 16;
+    const int own = one_node ? nccl.node_channels : nccl.net_channels;
     const int all = int(std::bit_ceil(unsigned(asked.max_ctas > 0 ? std::min(own, asked.max_ctas) : own)));
     int pair = nccl.nvlink ? all : std::min(all, 2);
     if (one_node) return {all, pair};
@@ -155,6 +158,23 @@ Channels channels_of(int64_t ranks, bool one_node, const NcclChannels& asked, co
 }
 
 }  // namespace
+
+int message_channels(int64_t bytes, int64_t ranks, bool one_node, const NcclChannels& asked, const NcclModel& nccl) {
+    const auto [all, pair] = channels_of(ranks, one_node, asked, nccl);
+    const int64_t least = kMiB / 16, most = one_node ? 16 * kMiB : kMiB / 8;
+    int channels = pair;
+    while (channels > 1 && channels * ranks > all) channels /= 2;
+    channels = int(std::clamp<int64_t>(ceil_div(bytes, least), 1, channels));
+    while (ceil_div(bytes, channels) > most && channels <= pair / 2) channels *= 2;
+    return channels;
+}
+
+bool sends_messages(const AxisAlgorithms& chosen, const GroupKind& group) {
+    if (group.axis == Axis::tp) return chosen.tp != Algorithm::library && chosen.tp != Algorithm::symmetric;
+    if (group.axis != Axis::data && group.axis != Axis::shard && group.axis != Axis::replicate) return true;
+    if (chosen.data == Algorithm::hier_symmetric) return group.span != GroupKind::Span::row;
+    return chosen.data != Algorithm::library && chosen.data != Algorithm::symmetric;
+}
 
 void NcclNeeds::add(const GroupPeers& group, int rank, const NcclModel& nccl) {
     const auto near = [&](int peer) { return peer / nccl.ranks_per_node == rank / nccl.ranks_per_node; };

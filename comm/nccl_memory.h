@@ -59,7 +59,15 @@ struct NcclModel {
     bool nvlink = true;                 // between ranks of a node; else PCIe
     int64_t buffer = int64_t(4) << 20;  // NCCL_BUFFSIZE
     int64_t ranks_per_node = 8;
+    int node_channels = 32, net_channels = 16;  // of a communicator on one node, on several
 };
+
+// Of a message between two members of a communicator (enqueue.cc): as many as leave one for each member, fewer where a
+// channel would get less than 64 KiB of it; twice as many, again and again, while one gets more than 16 MiB, with ranks
+// on several nodes 128 KiB, as long as the pair has them.
+int message_channels(int64_t bytes, int64_t ranks, bool one_node, const NcclChannels& asked, const NcclModel& nccl);
+// Whether what this group moves goes by messages: the library has its own collectives, symmetric memory none.
+bool sends_messages(const AxisAlgorithms&, const GroupKind&);
 
 struct NcclNeeds {
     int communicators = 0;

@@ -10,7 +10,6 @@
 #include <set>
 #include <utility>
 
-#include "comm/grid.h"
 #include "comm/library.h"
 #include "comm/watch.h"
 #include "kernels/runtime/context.h"

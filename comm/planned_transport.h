@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/grid.h"
 #include "comm/transport.h"
 
 namespace rz {
@@ -21,8 +22,7 @@ using PlannedLink = std::function<Ticks(int from, int to, int64_t bytes, Ticks r
 
 // The links of a group whose members are these ranks of the job. `alone`: its other members are not planned, and each
 // is taken to do what the rank that asks does.
-using PlannedNetwork =
-    std::function<PlannedLink(const std::string& group, const std::vector<int>& members, bool alone)>;
+using PlannedNetwork = std::function<PlannedLink(const GroupKind& group, const std::vector<int>& members, bool alone)>;
 
 // Every message takes `latency` and its bytes at a rate; messages do not wait for each other.
 PlannedLink even_link(Ticks latency, int64_t bytes_per_second);

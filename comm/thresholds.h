@@ -63,13 +63,17 @@ constexpr int kColumnChannels = 4;
 struct NcclBlocks {
     int lane = 0, group = 0;  // of an operation; 0: NCCL's own choice
 };
-// `lanes`: of this rank, both directions. `groups`: that may be under way together. `left_free`: --comm-sms, at least
-// lanes + groups; 0: one group alone is not limited.
-constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int left_free = 0) {
-    if (lanes == 0 && groups < 2) return {0, groups > 0 ? left_free : 0};
-    const int part = left_free > 0 ? left_free : multiprocessors / 4, fewest = lanes + groups;
+constexpr int kMostBlocks = 16;  // of a group beside others
+// `lanes`: of this rank, both directions. `groups`: that may be under way together, and `hands` that only shake hands,
+// with one block each. `left_free`: --comm-sms, at least one for each; 0: one group alone is not limited.
+constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int left_free = 0, int hands = 0) {
+    if (lanes == 0 && groups + hands < 2) return {0, groups > 0 ? left_free : 0};
+    const int part = (left_free > 0 ? left_free : multiprocessors / 4) - hands, fewest = lanes + groups;
     const int room = part > fewest ? part : fewest;
-    if (lanes == 0) return {0, room / groups};
+    if (lanes == 0) {
+        const int share = groups > 0 ? room / groups : 0;
+        return {0, left_free > 0 || share < kMostBlocks ? share : kMostBlocks};
+    }
     const int most = room / 16 > 1 ? room / 16 : 1, fits = (room - groups) / lanes;
     const int lane = most < fits ? most : fits;
     return {lane, groups ? (room - lanes * lane) / groups : 0};

@@ -53,6 +53,8 @@ const Number kNumbers[] = {
     {"link-us", &Machine::link_us, 0, kMost},
     {"card-gbs", &Machine::card_gbs, 1e-6, kMost, true},
     {"card-us", &Machine::card_us, 0, kMost},
+    {"link-channel-gbs", &Machine::link_channel_gbs, 0, kMost},
+    {"card-channel-gbs", &Machine::card_channel_gbs, 0, kMost},
     {"link-message-us", &Machine::link_message_us, 0, kMost},
     {"card-message-us", &Machine::card_message_us, 0, kMost},
     {"group-gap-us", &Machine::group_gap_us, 0, kMost},
@@ -61,8 +63,12 @@ const Number kNumbers[] = {
 struct Whole {
     const char* key;
     int64_t Machine::*to;
+    double max;
 };
-const Whole kWholes[] = {{"ranks-per-node", &Machine::ranks_per_node}, {"cards", &Machine::cards}};
+const Whole kWholes[] = {{"ranks-per-node", &Machine::ranks_per_node, 1 << 20},
+                         {"cards", &Machine::cards, 1 << 20},
+                         {"link-channels", &Machine::link_channels, 64},
+                         {"card-channels", &Machine::card_channels, 64}};
 struct Rates {
     const char* key;
     std::vector<double> Machine::*to;
@@ -91,7 +97,7 @@ bool take(Machine& m, const std::string& file, const TomlEntry& e) {
         if (e.key == n.key) return m.*n.to = number(file, e, only(file, e), n.min, n.max), true;
     for (const Whole& w : kWholes)
         if (e.key == w.key) {
-            const double value = number(file, e, only(file, e), 1, 1 << 20);
+            const double value = number(file, e, only(file, e), 1, w.max);
             require(value == std::floor(value), "%s: %s = %g: it must be whole", file.c_str(), e.key.c_str(), value);
             return m.*w.to = int64_t(value), true;
         }
@@ -156,7 +162,9 @@ NcclModel Machine::nccl() const {
     return {.version = version_code,
             .nvlink = nvlink,
             .buffer = int64_t(nccl_buffer_mib * double(1 << 20)),
-            .ranks_per_node = ranks_per_node};
+            .ranks_per_node = ranks_per_node,
+            .node_channels = int(link_channels),
+            .net_channels = int(card_channels)};
 }
 
 int64_t Machine::memory_bytes(int64_t ranks_on_node) const {

@@ -24,6 +24,7 @@ struct Machine {
     double memory_gib = 0;
     double outside_min_mib = 0, outside_max_mib = 0;
     double nccl_version = 2.28, nccl_buffer_mib = 4;  // NCCL_BUFFSIZE
+    int64_t link_channels = 32, card_channels = 16;   // of a communicator on one node, on several
     bool nvlink = true;                               // between ranks of a node; else PCIe
 
     // TFLOP/s. peak: the vendor's dense peak, which MFU is measured against. gemm: what large products reach.
@@ -44,6 +45,8 @@ struct Machine {
     double link_gbs = 0, link_us = 0;
     int64_t cards = 1;
     double card_gbs = 0, card_us = 0;
+    // What one of NCCL's channels moves of a message, GB/s; 0: whatever the link does.
+    double link_channel_gbs = 0, card_channel_gbs = 0;
     // Of the virtual network (comm/virtual_net.h): how long a message holds a port beyond its bytes, and what lies
     // before a group of messages and before a sum.
     double link_message_us = 0, card_message_us = 0, group_gap_us = 0, sum_gap_us = 0;

@@ -295,8 +295,12 @@ struct Edge {
 
 class GroupLinks {
    public:
-    GroupLinks(const Machine& m, std::vector<int> members, bool alone)
-        : m_(m), members_(std::move(members)), by_distance_only_(alone && std::ranges::is_sorted(members_)) {
+    GroupLinks(const Machine& m, std::vector<int> members, bool alone, std::optional<NcclChannels> channels)
+        : m_(m),
+          members_(std::move(members)),
+          by_distance_only_(alone && std::ranges::is_sorted(members_)),
+          channels_(channels) {
+        one_node_ = std::ranges::all_of(members_, [&](int rank) { return node(rank) == node(members_[0]); });
         for (size_t i = 0; i < members_.size(); ++i) {
             const size_t rank = size_t(members_[i]);
             if (rank >= place_.size()) place_.resize(rank + 1, -1);
@@ -311,7 +315,7 @@ class GroupLinks {
         Ticks& free = port_free_[{from, node(from) == node(to)}];
         const Ticks start = std::max(ready, free);
         free = start + moving;
-        return free + e.latency;
+        return std::max(free, through_channels(from, to, bytes, ready)) + e.latency;
     }
 
    private:
@@ -319,6 +323,17 @@ class GroupLinks {
     int64_t node(int rank) const { return rank / m_.ranks_per_node; }
     // -1: no member
     int place(int64_t rank) const { return rank < int64_t(place_.size()) ? place_[size_t(rank)] : -1; }
+
+    // When its channels have passed a message on.
+    Ticks through_channels(int from, int to, int64_t bytes, Ticks ready) {
+        const double each = node(from) == node(to) ? m_.link_channel_gbs : m_.card_channel_gbs;
+        if (!channels_ || each == 0) return ready;
+        const int used = message_channels(bytes, size(), one_node_, *channels_, m_.nccl());
+        Ticks& free = pair_free_[{from, to}];
+        free =
+            std::max(ready, free) + Ticks(std::llround(double(bytes) * double(kTicksPerSecond) / (1e9 * each * used)));
+        return free;
+    }
 
     Edge edge(int from, int to) {
         // Of two levels every message is told apart: members stand in columns then.
@@ -374,14 +389,17 @@ class GroupLinks {
     int last_distance_ = 0;
     Edge last_;
     std::map<std::pair<int, int>, Edge> by_pair_;
+    std::optional<NcclChannels> channels_;
+    bool one_node_;
+    std::map<std::pair<int, int>, Ticks> pair_free_;   // its channels
     std::map<std::pair<int, bool>, Ticks> port_free_;  // by sender, of its link inside the node or its card
 };
 
 }  // namespace
 
-PlannedNetwork make_network(const Machine& machine) {
-    return [machine](const std::string&, const std::vector<int>& members, bool alone) -> PlannedLink {
-        auto links = std::make_shared<GroupLinks>(machine, members, alone);
+PlannedNetwork make_network(const Machine& machine, ChannelsOf channels) {
+    return [machine, channels](const GroupKind& group, const std::vector<int>& members, bool alone) -> PlannedLink {
+        auto links = std::make_shared<GroupLinks>(machine, members, alone, channels ? channels(group) : std::nullopt);
         return [links](int from, int to, int64_t bytes, Ticks ready) { return links->arrival(from, to, bytes, ready); };
     };
 }

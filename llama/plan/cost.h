@@ -5,9 +5,11 @@
 
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 
+#include "comm/nccl_memory.h"
 #include "comm/planned_transport.h"
 #include "comm/virtual_net.h"
 #include "llama/base/machine.h"
@@ -40,7 +42,10 @@ std::function<Ticks(const OpCall&, const Stream&)> make_cost(const Machine&, Unk
 // the link: between ranks of a node, or over cards, which the senders of a node share. A rank's messages leave one
 // after the other over the node's links, and so over its card. Where the others of the group are not planned, a link is
 // the slowest of those between members that are as far apart: the slowest sets the pace of a ring.
-PlannedNetwork make_network(const Machine&);
+// With the channels that each group's communicator has over NCCL a message is no faster than those that it gets, at the
+// machine's rate of a channel, and one to the same peer waits for it there; a group of which nothing is said has none.
+using ChannelsOf = std::function<std::optional<NcclChannels>(const GroupKind&)>;
+PlannedNetwork make_network(const Machine&, ChannelsOf channels = nullptr);
 
 // The machine's nodes as the virtual network has them: ports, costs of messages, gaps.
 NetMachine net_machine(const Machine&);

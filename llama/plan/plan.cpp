@@ -89,6 +89,19 @@ static NcclNeeds nccl_needs(const PlanCase& c, const Plan& plan) {
     return most;
 }
 
+// Of the groups that a run over NCCL has.
+static ChannelsOf channels_of(const PlanCase& c) {
+    if (c.machine.cpu || over_host_memory(c.options.transport)) return nullptr;
+    const auto grid = std::make_shared<Grid>(grid_of_gpus(c));
+    AxisAlgorithms chosen = c.options.collectives;
+    chosen.data = chosen.data_on(grid->nodes_of_state(), /*gpus=*/true);
+    return [grid, chosen, sms = int(c.machine.multiprocessors),
+            left_free = int(c.options.comm_sms)](const GroupKind& group) -> std::optional<NcclChannels> {
+        if (!sends_messages(chosen, group)) return std::nullopt;
+        return nccl_channels(*grid, chosen, group, sms, left_free);
+    };
+}
+
 Plan make_plan(const PlanCase& c, const PlanHow& how) {
     check_ranks(c.options, c.ranks);
     PlannedJob job{.kind = c.kind(),
@@ -107,7 +120,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     UnknownOps unknown;
     while (!open.empty()) {
         const bool timed = how.timed && *open.begin() == 0;
-        job.network = timed ? make_network(c.machine) : PlannedNetwork{};
+        job.network = timed ? make_network(c.machine, channels_of(c)) : PlannedNetwork{};
         job.cost = timed ? make_cost(c.machine, unknown, c.config.window) : nullptr;
         for (const PlannedRank& one : plan_ranks(c.options, c.config, job, *open.begin())) {
             open.erase(one.rank);

@@ -76,8 +76,8 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
         std::printf(
             "         messages: %d groups%s take %d of %d multiprocessors when all are under way; products beside them "
             "are up to %.0f %% slower, which is not counted\n",
-            room.groups, room.lanes > 0 ? format(" and %d lanes", room.lanes).c_str() : "", room.together(), there,
-            100.0 * room.together() / (there - room.together()));
+            room.groups + room.hands, room.lanes > 0 ? format(" and %d lanes", room.lanes).c_str() : "",
+            room.together(), there, 100.0 * room.together() / (there - room.together()));
     if (const PlannedRank& r = plan.slowest(); r.watched_step > 0)
         std::printf("         statistics: %.3g ms more every %lld steps, %.2g %% of the time\n",
                     1e3 * kSecondsPerTick * double(r.watched_step - r.step), (long long)c.options.stats_every,

@@ -205,17 +205,22 @@ TEST(MeshOfThreads, OneLanePutsAllLinksOnTheMeshesStream) {
 TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
     for (const int multiprocessors : {132, 108, 58, 4})
         for (const int lanes : {2, 4})
-            for (int groups = 1; groups <= 5; ++groups) {
-                const NcclBlocks blocks = nccl_blocks(multiprocessors, lanes, groups);
-                EXPECT_GE(blocks.lane, 1);
-                EXPECT_GE(blocks.group, 1);
-                EXPECT_LE(lanes * blocks.lane + groups * blocks.group, std::max(multiprocessors / 4, lanes + groups));
-            }
+            for (int groups = 1; groups <= 5; ++groups)
+                for (const int hands : {0, 1}) {
+                    const NcclBlocks blocks = nccl_blocks(multiprocessors, lanes, groups, 0, hands);
+                    EXPECT_GE(blocks.lane, 1);
+                    EXPECT_GE(blocks.group, 1);
+                    EXPECT_LE(lanes * blocks.lane + groups * blocks.group + hands,
+                              std::max(multiprocessors / 4, lanes + groups + hands));
+                }
     EXPECT_EQ(nccl_blocks(132, 4, 3).lane, 2);
     EXPECT_EQ(nccl_blocks(132, 4, 3).group, 8);
     EXPECT_EQ(nccl_blocks(132, 0, 1).lane, 0);
     EXPECT_EQ(nccl_blocks(132, 0, 1).group, 0) << "one group: NCCL's own choice";
-    EXPECT_EQ(nccl_blocks(132, 0, 3).group, 11) << "data, tp and model";
+    EXPECT_EQ(nccl_blocks(132, 0, 3).group, 11) << "data, tp and cp";
+    EXPECT_EQ(nccl_blocks(132, 0, 2, 0, 1).group, 16) << "data and tp, and model with one block";
+    EXPECT_EQ(nccl_blocks(132, 0, 1, 0, 1).group, 16) << "tp beside model";
+    EXPECT_EQ(nccl_blocks(132, 0, 1, 24, 1).group, 23) << "--comm-sms";
     EXPECT_EQ(nccl_blocks(4, 0, 3).group, 1);
 }
 
@@ -251,14 +256,56 @@ TEST(NcclMemory, PairsHaveBuffersOnEachChannel) {
     EXPECT_EQ(channels(32, {.version = 23007}), 4) << "2.30: a channel for each 14 GB/s of the card";
 }
 
+// enqueue.cc: of 32 channels a hop of a ring of 8 takes 4 until each has 16 MiB; over a network 128 KiB fill one.
+TEST(NcclMemory, AMessageHasItsChannels) {
+    constexpr int64_t kKiB = 1024, kMiB = kKiB * kKiB;
+    const auto on_node = [](int64_t bytes, int ranks, NcclChannels asked = {}) {
+        return message_channels(bytes, ranks, true, asked, {});
+    };
+    EXPECT_EQ(on_node(64 * kMiB, 8), 4);
+    EXPECT_EQ(on_node(64 * kMiB + 1, 8), 8);
+    EXPECT_EQ(on_node(kMiB << 10, 8), 32) << "no more than the pair has";
+    EXPECT_EQ(on_node(100 * kKiB, 8), 2) << "64 KiB at least";
+    EXPECT_EQ(on_node(1, 8), 1);
+    EXPECT_EQ(on_node(0, 8), 1);
+    EXPECT_EQ(on_node(kMiB, 2), 16);
+    EXPECT_EQ(on_node(16 * kMiB, 8, {.max_ctas = 8}), 1);
+    EXPECT_EQ(message_channels(kMiB, 8, true, {}, {.nvlink = false}), 2) << "PCIe";
+    const auto over_net = [](int64_t bytes, int ranks, NcclChannels asked = {}) {
+        return message_channels(bytes, ranks, false, asked, {});
+    };
+    EXPECT_EQ(over_net(128 * kKiB, 24), 1);
+    EXPECT_EQ(over_net(129 * kKiB, 24), 2);
+    EXPECT_EQ(over_net(kMiB, 64), 2);
+    EXPECT_EQ(over_net(kMiB, 65), 1) << "beyond 64 ranks";
+    EXPECT_EQ(over_net(kMiB, 128, {.net_peer = kColumnChannels}), 4) << "a column";
+}
+
+TEST(NcclMemory, OnlyMessagesHaveTheChannelsOfMessages) {
+    using enum Algorithm;
+    using enum GroupKind::Span;
+    for (const Algorithm how : {ring, direct, hier})
+        EXPECT_TRUE(sends_messages({.data = how}, {Axis::shard})) << int(how);
+    for (const Algorithm how : {library, symmetric}) {
+        EXPECT_FALSE(sends_messages({.data = how}, {Axis::data})) << int(how);
+        EXPECT_FALSE(sends_messages({.tp = how}, {Axis::tp})) << int(how);
+        EXPECT_TRUE(sends_messages({.data = how, .tp = direct}, {Axis::tp})) << int(how);
+        EXPECT_TRUE(sends_messages({.data = how, .tp = how}, {Axis::cp})) << int(how);
+        EXPECT_TRUE(sends_messages({.data = how, .tp = how}, {Axis::pp, link, 0, 1})) << int(how);
+    }
+    EXPECT_FALSE(sends_messages({.data = hier_symmetric}, {Axis::data, row}));
+    EXPECT_TRUE(sends_messages({.data = hier_symmetric}, {Axis::data, column}));
+}
+
 // tp gets 8 to 16 channels, the norm's block sums and the handshakes of symmetric memory one.
 TEST(NcclMemory, GroupsHaveTheirChannels) {
     const auto ctas = [](const GridOptions& grid, const GroupKind& group, Algorithm data = Algorithm::ring) {
         return nccl_channels(Grid(64, grid), {.data = data}, group, 132, 0).max_ctas;
     };
     EXPECT_EQ(ctas({}, {Axis::data}), 0) << "alone: NCCL's own choice";
-    EXPECT_EQ(ctas({.tp = 8}, {Axis::tp}), 8);
-    EXPECT_EQ(ctas({.tp = 8}, {Axis::data}), 8);
+    EXPECT_EQ(ctas({.tp = 8}, {Axis::tp}), 16);
+    EXPECT_EQ(ctas({.tp = 8}, {Axis::data}), 16);
+    EXPECT_EQ(ctas({.tp = 8, .cp = 2}, {Axis::tp}), 8);
     EXPECT_EQ(ctas({.tp = 8}, {Axis::model}), 1);
     EXPECT_EQ(ctas({.tp = 8, .pp = 4}, {Axis::pp, GroupKind::Span::link, 0, 1}), 2);
     EXPECT_EQ(ctas({}, {Axis::data}, Algorithm::symmetric), 1);
@@ -270,7 +317,9 @@ TEST(NcclMemory, GroupsHaveTheirChannels) {
     EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::row}, Algorithm::hier), 16);
     EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::column}, Algorithm::hier), 16);
     nodes.tp = 8;
-    EXPECT_EQ(ctas(nodes, {Axis::data}, Algorithm::hier), 8) << "beside tp";
+    EXPECT_EQ(ctas(nodes, {Axis::data}, Algorithm::hier), 16) << "beside tp";
+    EXPECT_EQ(nccl_channels(Grid(64, nodes), {.data = Algorithm::hier}, {Axis::data}, 132, 0).net_peer, kColumnChannels)
+        << "a rank on each node is a column";
     nodes.tp = 2;
     EXPECT_EQ(ctas(nodes, {Axis::data, GroupKind::Span::row}, Algorithm::hier), 8) << "beside tp, model and column";
     for (const auto span : {GroupKind::Span::all, GroupKind::Span::row, GroupKind::Span::column})
@@ -282,12 +331,13 @@ TEST(NcclMemory, GroupsHaveTheirChannels) {
 TEST(NcclBlocks, StayWithinWhatComputeLeavesFree) {
     for (const int lanes : {0, 2, 4})
         for (int groups = 1; groups <= 5; ++groups)
-            for (const int left_free : {lanes + groups, 16, 40}) {
-                const NcclBlocks blocks = nccl_blocks(132, lanes, groups, left_free);
-                EXPECT_GE(blocks.group, 1);
-                EXPECT_EQ(blocks.lane > 0, lanes > 0);
-                EXPECT_LE(lanes * blocks.lane + groups * blocks.group, left_free) << lanes << " " << groups;
-            }
+            for (const int hands : {0, 1})
+                for (const int left_free : {lanes + groups + hands, 16, 40}) {
+                    const NcclBlocks blocks = nccl_blocks(132, lanes, groups, left_free, hands);
+                    EXPECT_GE(blocks.group, 1);
+                    EXPECT_EQ(blocks.lane > 0, lanes > 0);
+                    EXPECT_LE(lanes * blocks.lane + groups * blocks.group + hands, left_free) << lanes << " " << groups;
+                }
     EXPECT_EQ(nccl_blocks(132, 0, 1, 16).group, 16);
     EXPECT_EQ(nccl_blocks(132, 0, 0, 16).group, 0) << "one rank";
 }

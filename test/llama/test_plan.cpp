@@ -455,8 +455,8 @@ TEST(Plan, AStepSendsToItsPeersAlone) {
         using Sets = std::pair<std::set<int>, std::set<int>>;  // to, from
         std::map<std::string, Sets> met, expected;
         std::mutex mutex;
-        const auto watch = [&](const std::string& group, const std::vector<int>&, bool) -> PlannedLink {
-            return [&, name = group](int from, int to, int64_t, Ticks ready) {
+        const auto watch = [&](const GroupKind& group, const std::vector<int>&, bool) -> PlannedLink {
+            return [&, name = group.name()](int from, int to, int64_t, Ticks ready) {
                 const std::lock_guard lock(mutex);
                 if (from == 0) met[name].first.insert(to);
                 if (to == 0) met[name].second.insert(from);
@@ -489,15 +489,39 @@ TEST(Plan, ARingIsAsFastAsItsSlowestLink) {
     m.ranks_per_node = 4, m.link_gbs = 100, m.card_gbs = 10, m.cards = 4;
     const PlannedNetwork network = make_network(m);
     const auto ticks = [&](const std::vector<int>& members, int from, int to) {
-        return network("data", members, /*alone=*/true)(from, to, 1'000'000, 0);
+        return network({Axis::data}, members, /*alone=*/true)(from, to, 1'000'000, 0);
     };
     const Ticks microsecond = kTicksPerSecond / 1'000'000;
     EXPECT_EQ(ticks({0, 1, 2, 3}, 1, 2), 10 * microsecond) << "inside a node";
     EXPECT_EQ(ticks({0, 1, 2, 3, 4, 5, 6, 7}, 1, 2), 100 * microsecond) << "each rank waits for the one that sends out";
     EXPECT_EQ(ticks({1, 5}, 1, 5), 100 * microsecond) << "four cards for four rings";
     m.cards = 1;
-    EXPECT_EQ(make_network(m)("data", {1, 5}, true)(1, 5, 1'000'000, 0), 400 * microsecond)
+    EXPECT_EQ(make_network(m)({Axis::data}, {1, 5}, true)(1, 5, 1'000'000, 0), 400 * microsecond)
         << "one card for four rings";
+}
+
+// A pair's channels carry its messages one after the other; those to several peers go out side by side.
+TEST(Plan, AMessageIsNotFasterThanItsChannels) {
+    Machine m;
+    m.ranks_per_node = 3, m.link_gbs = 100, m.card_gbs = 50, m.cards = 3;
+    const auto channels = [](const GroupKind& group) -> std::optional<NcclChannels> {
+        if (group.axis == Axis::tp) return std::nullopt;
+        return NcclChannels{.max_ctas = 2};
+    };
+    const Ticks microsecond = kTicksPerSecond / 1'000'000;
+    const std::vector<int> members = {0, 1, 2};
+    EXPECT_EQ(make_network(m, channels)({Axis::data}, members, true)(0, 1, 1'000'000, 0), 10 * microsecond)
+        << "the machine has no rate of a channel";
+    m.link_channel_gbs = 10, m.card_channel_gbs = 20;
+    const PlannedLink link = make_network(m, channels)({Axis::data}, members, true);
+    EXPECT_EQ(link(0, 1, 1'000'000, 0), 100 * microsecond) << "one channel of two: three ranks share them";
+    EXPECT_EQ(link(0, 2, 1'000'000, 0), 100 * microsecond);
+    EXPECT_EQ(link(0, 1, 1'000'000, 0), 200 * microsecond);
+    EXPECT_EQ(link(0, 1, 20'000'000, 0), 1200 * microsecond) << "above 16 MiB both";
+    EXPECT_EQ(make_network(m, channels)({Axis::tp}, members, true)(0, 1, 1'000'000, 0), 10 * microsecond)
+        << "nothing is said of this group";
+    EXPECT_EQ(make_network(m, channels)({Axis::data}, {0, 3}, true)(0, 3, 1'000'000, 0), 25 * microsecond)
+        << "over the network both: 128 KiB fill one";
 }
 
 }  // namespace
