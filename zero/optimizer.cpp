@@ -417,6 +417,7 @@ void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
         }
         streams_.compute.wait(update_range(owned_[first], elements, learning_rate, step));
     }
+    for (int u = 0; u < int(ownership_.units().size()); ++u) params_.publish(u);
 }
 
 // While the matrices of one round are orthogonalised, the next one's sums and the last one's results travel.

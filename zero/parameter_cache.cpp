@@ -115,6 +115,7 @@ void ParameterCache::release(int unit) {
 }
 
 void ParameterCache::publish(int unit, const Event& final) {
+    ++version_;
     const Sharing& sharing = ownership_.sharing();
     if (!sharing.sliced || (options_.whole_parameters() && sharing.cut.size == 1)) {
         streams_.compute.wait(final);

@@ -37,6 +37,9 @@ class ParameterCache : public ParameterSource {
     std::optional<Fp8Parameters> fp8_parameters(int unit) override;
     void release(int unit) override;
     int gathered_at_once() const override;
+    int64_t version() const override { return version_; }
+    // What readers have made of parameters is made again.
+    void forget_what_was_made() { ++version_; }
     bool in_common() const { return params_.in_common(); }  // with the ranks that share the state
 
     // All of a unit in its own type, `padded` elements at `out`, whatever gather() does; valid on the compute stream.
@@ -67,6 +70,7 @@ class ParameterCache : public ParameterSource {
     UnitPool gathered_;
     std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;
+    int64_t version_ = 0;
     std::optional<Stream> from_host_;  // with parameters on the host
 };
 

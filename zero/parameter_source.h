@@ -34,6 +34,8 @@ class ParameterSource {
     // How many units that share slots can be whole at once; 0: parameters are always whole, and gather and release do
     // nothing.
     virtual int gathered_at_once() const = 0;
+    // As long as it is the same, so is what parameters() gives of every unit: what was made of them serves again.
+    virtual int64_t version() const = 0;
 };
 
 // All parameters in memory and nothing else: for generation.
@@ -44,6 +46,7 @@ class ResidentParameters : public ParameterSource {
     const void* parameters(int unit) override { return bytes(unit); }
     void release(int) override {}
     int gathered_at_once() const override { return 0; }
+    int64_t version() const override { return 0; }  // loaded once
     char* bytes(int unit) const { return params_.bytes_at(units_[size_t(unit)].offset * size_of(dtype_)); }
 
    private:

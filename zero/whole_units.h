@@ -25,6 +25,7 @@ class WholeUnits : public ParameterSource {
     }
     void release(int) override {}
     int gathered_at_once() const override { return 1; }
+    int64_t version() const override { return params_.version(); }
 
    private:
     ParameterCache& params_;

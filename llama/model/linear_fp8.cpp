@@ -103,7 +103,10 @@ Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType
             "fp8 linear layer: an operand whose codes this product does not take");
     if (x.codes && !side.transposed) return {x.codes, x.scale};
     uint8_t* codes = room.as<uint8_t>();
-    if (x.again) return {codes, x.codes ? static_cast<const void*>(x.scale) : scales.data()};  // it was not measured
+    if (x.again) {
+        const Fp8Scale* kept = x.codes ? x.scale : x.measured;
+        return {codes, kept ? static_cast<const void*>(kept) : scales.data()};
+    }
     uint8_t *y = side.transposed ? nullptr : codes, *y_t = side.transposed ? codes : nullptr;
     if (x.codes) {
         transpose8(s, {.y = codes, .x = x.codes, .rows = rows, .columns = columns});

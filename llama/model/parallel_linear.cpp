@@ -10,21 +10,17 @@ namespace rz {
 
 // ---- what products in fp8 read --------------------------------------------------------------------------------------
 
-static uint32_t* fresh(BlockPass& p, Fp8Scale* scale) {
-    if (!scale) return nullptr;
-    p.stream.zero(scale, sizeof *scale);
-    return &scale->amax;
-}
+static uint32_t* magnitude_of(Fp8Scale* scale) { return scale ? &scale->amax : nullptr; }
 
 static void measure(BlockPass& p, Fp8Scale* scale, const void* x, int64_t n, DType dtype) {
-    if (fresh(p, scale)) abs_max(p.stream, {.scale = scale, .x = x, .n = n, .dtype = dtype});
+    if (scale) abs_max(p.stream, {.scale = scale, .x = x, .n = n, .dtype = dtype});
 }
 
-uint32_t* ParallelLinear::magnitude_of_x(BlockPass& p) const {
-    return layer_.x_is_measured ? fresh(p, scale_of_x(p)) : nullptr;
+uint32_t* ParallelLinear::magnitude_of_x(const BlockPass& p) const {
+    return layer_.x_is_measured ? magnitude_of(scale_of_x(p)) : nullptr;
 }
-uint32_t* ParallelLinear::magnitude_of_dy(BlockPass& p) const {
-    return layer_.dy_is_measured ? fresh(p, scale_of_dy(p)) : nullptr;
+uint32_t* ParallelLinear::magnitude_of_dy(const BlockPass& p) const {
+    return layer_.dy_is_measured ? magnitude_of(scale_of_dy(p)) : nullptr;
 }
 
 void ParallelLinear::keep_x(BlockPass& p, void* kept, const void* x) const {

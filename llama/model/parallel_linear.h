@@ -51,7 +51,9 @@ struct BlockPass {
     Stream& stream;
     const BlockShape& shape;
     const BlockScratch& scratch;
-    Fp8Scale* scales;  // (kBlockScales) of this block and micro-batch; nullptr unless the layers keep codes
+    // (kBlockScales) of this block and micro-batch; nullptr unless the layers keep codes. They are zeroed once, before
+    // the micro-batch's first op: what is computed again has the same magnitude.
+    Fp8Scale* scales;
     int64_t N, R;
     Event whole = {}, ahead = {}, dnorm = {};  // valid: after it the rows are in the scratch of that name
 };
@@ -99,9 +101,9 @@ class ParallelLinear {
     // Compute waits for what input_grad has left aside.
     void wait_for_dx(BlockPass&) const;
 
-    // Where the op that writes x, or dy, leaves its magnitude, zeroed; nullptr where nobody asks for it.
-    uint32_t* magnitude_of_x(BlockPass&) const;
-    uint32_t* magnitude_of_dy(BlockPass&) const;
+    // Where the op that writes x, or dy, leaves its magnitude; nullptr where nobody asks for it.
+    uint32_t* magnitude_of_x(const BlockPass&) const;
+    uint32_t* magnitude_of_dy(const BlockPass&) const;
     // Column-parallel:: the op that makes x writes it there, then `kept` is made of it, or of the `x` that is there.
     void* place_of_x(const BlockPass& p, void* kept) const { return p.scales ? p.scratch.dnorm : kept; }
     void keep_x(BlockPass&, void* kept, const void* x) const;

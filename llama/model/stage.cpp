@@ -83,6 +83,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
         fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
         fp8_block_.emplace(c, table, o.dtype, o.block_grad_dtype.value_or(o.grad_dtype), cos_.as<float>(),
                            sin_.as<float>(), window_.as<int32_t>(), o.tp, &*fp8_, o.context);
+        if (keeps_codes(o.fp8.recipe)) fp8_weights_.emplace(c, table, o.fp8, o.dtype, device);
     }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;
@@ -130,6 +131,11 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     reset_loss();
 }
 
+BlockWeights Workspace::weights(int unit, const void* whole, int64_t version) {
+    return fp8_weights_ ? fp8_weights_->weights(stream_, block(unit), unit, whole, version)
+                        : block(unit).weights(whole);
+}
+
 // ---- slots ----------------------------------------------------------------------------------------------------------
 
 Stage::Stage(const ModelConfig& config, const ParamTable& table, const StageOptions& options, int first_unit,
@@ -168,6 +174,17 @@ void* Stage::take(int64_t rows, int64_t columns, int64_t element, MemKind kind, 
     return buffers_.emplace_back(device_, bytes, kind, name).data();
 }
 
+// Of a slot's blocks, one after the other; none where no layer keeps codes.
+Fp8Scale* Stage::take_scales(const std::string& of_slot) {
+    if (!keeps_codes(options_.fp8.recipe)) return nullptr;
+    return static_cast<Fp8Scale*>(take(last_block() - first_block() + 1, kBlockScales, sizeof(Fp8Scale),
+                                       MemKind::activations, "fp8 scales" + of_slot));
+}
+
+void Stage::zero_scales(Fp8Scale* of_slot) {
+    if (of_slot) stream_.zero(of_slot, (last_block() - first_block() + 1) * kBlockScales * int64_t(sizeof(Fp8Scale)));
+}
+
 void Stage::add_slot(int number) {
     const ModelConfig& c = config_;
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
@@ -178,6 +195,7 @@ void Stage::add_slot(int number) {
     const bool share_attention = has(options_.recompute, Recompute::attention);
     const bool share_gate_up = has(options_.recompute, Recompute::mlp);
     Slot slot;
+    Fp8Scale* const scales = take_scales(of_slot);
     for (int unit = first_block(); unit <= last_block(); ++unit) {
         BlockActivations a;
         auto act = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
@@ -216,9 +234,9 @@ void Stage::add_slot(int number) {
             if (c.post_norm) a.last2 = act("ffn's last product", R, c.dim, e);
             a.rstd2 = row("ffn rstd", R, 1);
             a.gate_up = share_gate_up && !first ? shared.gate_up : act("gate and up", N, 2 * part_.ffn, e);
-            if (slots) a.scales = static_cast<Fp8Scale*>(act("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
         }
         if (!apart) a.h1 = a.resid, a.h2 = a.mid;
+        if (scales) a.scales = scales + index(unit) * kBlockScales;
         slot.blocks.push_back(a);
     }
     const auto stream = [&](const char* name) { return take(R, c.dim, e, MemKind::activations, name + of_slot); };
@@ -237,9 +255,9 @@ void Stage::add_weight_slot(int number) {
     const ModelConfig& c = config_;
     const int64_t N = rows_of(options_, c), R = own_rows_of(options_, c), e = size_of(options_.dtype);
     WeightSlot slot;
+    Fp8Scale* const scales = take_scales(format(", weight slot %d", number));
     for (int unit = first_block(); unit <= last_block(); ++unit) {
-        const bool slots = keeps_codes(options_.fp8.recipe);
-        const bool codes = slots && options_.fp8.covers(unit - 1, c.layers);
+        const bool codes = scales && options_.fp8.covers(unit - 1, c.layers);
         auto bytes = [&](const char* name, int64_t rows, int64_t columns, int64_t element) {
             return take(rows, columns, element, MemKind::activations,
                         format("%s of block %d, weight slot %d", name, unit - 1, number));
@@ -261,8 +279,7 @@ void Stage::add_weight_slot(int number) {
                                .dw_norm2 = sum("ffn norm's weight gradient")});
         if (const int64_t gains = part_.q_gains() + part_.k_gains(); gains > 0)
             slot.blocks.back().dw_qk_norm = static_cast<float*>(bytes("head norms' weight gradient", 1, gains, 4));
-        if (slots)
-            slot.blocks.back().scales = static_cast<Fp8Scale*>(bytes("fp8 scales", kBlockScales, 1, sizeof(Fp8Scale)));
+        if (scales) slot.blocks.back().scales = scales + index(unit) * kBlockScales;
     }
     if (has_embedding())
         slot.embedding_gradient =
@@ -289,9 +306,13 @@ const char* Stage::parameters(const Tensor& t) {
 }
 
 BlockWeights Stage::block_weights(int unit) {
-    const Block& block = work_.block(unit);
-    if (const std::optional<Fp8Parameters> fp8 = parameters_.fp8_parameters(unit)) return block.weights(*fp8);
-    return block.weights(parameters_.parameters(unit));
+    if (const std::optional<Fp8Parameters> fp8 = parameters_.fp8_parameters(unit))
+        return work_.block(unit).weights(*fp8);
+    return work_.weights(unit, parameters_.parameters(unit), parameters_.version());
+}
+
+void Stage::ready_weights() {
+    for (int unit = first_block(); unit <= last_block(); ++unit) block_weights(unit);
 }
 
 char* Stage::gradients(const Tensor& t) {
@@ -354,6 +375,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     }
     const BlockActivations& a = s.blocks[index(unit)];
     const void* previous_mid = unit == first_block() ? nullptr : s.blocks[index(unit) - 1].mid;
+    if (unit == first_block()) zero_scales(a.scales);
     const BlockWeights w = block_weights(unit);
     const bool away = offload_ && offload_->covers(int64_t(index(unit)));
     if (away) offload_->before_forward(slot, int64_t(index(unit)));
@@ -553,6 +575,8 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     const BlockWeights w = block_weights(unit);
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
     const BlockActivations now = exchange(a, p, options_.recompute);
+    if (unit == last_block() && options_.recompute == Recompute::block)  // which finds all magnitudes again
+        zero_scales(pending.blocks.front().scales);
     piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
                         b.positions),
           [&] {

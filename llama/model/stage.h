@@ -24,6 +24,7 @@
 #include "llama/data/batch.h"
 #include "llama/model/block.h"
 #include "llama/model/config.h"
+#include "llama/model/fp8_weights.h"
 #include "llama/model/linear_fp8.h"
 #include "llama/model/param_table.h"
 #include "llama/model/residual_offload.h"
@@ -71,6 +72,8 @@ class Workspace {
 
     // Of a unit: its layers in fp8 or not.
     const Block& block(int unit) const { return fp8_options_.covers(unit - 1, blocks_) ? *fp8_block_ : block_; }
+    // What a block reads of parameters that lie whole.
+    BlockWeights weights(int unit, const void* whole, int64_t version);
     const BlockScratch& scratch() const { return scratch_; }
     void* logits() const { return logits_; }  // (chunk_rows, V) dtype
     int64_t chunk_rows() const { return chunk_rows_; }
@@ -96,6 +99,7 @@ class Workspace {
     Fp8Options fp8_options_;
     std::optional<Fp8Linear> fp8_;
     std::optional<Block> fp8_block_;
+    std::optional<Fp8Weights> fp8_weights_;
     std::vector<Buffer> buffers_;
     BlockScratch scratch_;
     void* logits_ = nullptr;
@@ -130,6 +134,9 @@ class Stage {
     void* output(int slot) const { return slots_[size_t(slot)].output; }
     void* gradient(int slot) const { return slots_[size_t(slot)].gradient; }
 
+    // What is made of parameters once per change is enqueued now, so that no pass of a block does it.
+    void ready_weights();
+
     // From now on each block's passes and the head are replayed as CUDA graphs. What is done between them is not
     // recorded.
     void replay_graphs() { replays_ = true; }
@@ -158,6 +165,8 @@ class Stage {
     void add_slot(int number);
     void add_weight_slot(int number);
     void* take(int64_t rows, int64_t columns, int64_t element, MemKind kind, const std::string& name);
+    Fp8Scale* take_scales(const std::string& of_slot);
+    void zero_scales(Fp8Scale* of_slot);
     const char* parameters(const Tensor&);
     BlockWeights block_weights(int unit);
     char* gradients(const Tensor&);

@@ -45,6 +45,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
     std::optional<Fp8Parameters> fp8_parameters(int unit) override { return zero_.params.fp8_parameters(local(unit)); }
     void release(int unit) override { zero_.params.release(local(unit)); }
     int gathered_at_once() const override { return zero_.params.gathered_at_once(); }
+    int64_t version() const override { return zero_.params.version(); }
     void* gradients(int unit) override { return zero_.grads.gradients(local(unit)); }
     void reduce(int unit, bool last) override {
         const int here = local(unit);

@@ -63,6 +63,7 @@ void Recheck::rehearse(const Goal& goal, const Model::Batches& batches) {
     core_.model.take_times();
     core_.zero.grads.wait();
     core_.zero.grads.begin_step();
+    core_.zero.params.forget_what_was_made();
 }
 
 std::string Recheck::difference() const {

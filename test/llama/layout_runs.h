@@ -45,6 +45,7 @@ struct Layout {
     int shard_size = 0;
     ZeroOptions zero = {};
     Fp8Options fp8 = {};
+    bool forgets = false;  // each micro-batch, what was made of parameters before
     Recompute recompute = Recompute::none;
     int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
     int steps = 10;
@@ -230,6 +231,7 @@ inline Outcome train(const Layout& how) {
             Goal goal{.pass = Pass::train, .grad_scale = how.grad_scale()};
             if (statistics) statistics->begin(), goal.watch = statistics->watch();
             core.model.run(core.program, goal, [&](int64_t m) {
+                if (how.forgets) core.zero.params.forget_what_was_made();
                 return fill(batches[size_t(m)], how, B, how.first_sequence(step, m, B, dp));
             });
             core.zero.optimizer.gradient_norm();

@@ -2,6 +2,7 @@
 
 QUANTISE, BLOCKS, MX = "kernels/fp8/quantise.cpp", "kernels/fp8/quantise_blocks.cpp", "kernels/fp8/quantise_mx.h"
 LINEAR, GATHER, LAYER = "llama/model/linear_fp8.cpp", "zero/fp8_gather.cpp", "llama/model/parallel_linear.cpp"
+STAGE = "llama/model/stage.cpp"
 OPTIMIZER, OFFLOAD = "zero/optimizer.cpp", "zero/offload.cpp"
 
 # What is compiled again because it includes a planted header: sources, and tests that read the header themselves.
@@ -25,7 +26,7 @@ FORMATS = [
     (
         "inverse and scale swapped",
         QUANTISE,
-        "a.scale->inverse = 1 / scale;",
+        "a.scale->inverse = fp8_inverse(scale);",
         "a.scale->inverse = scale;",
         ["LinearFp8.*"],
     ),
@@ -55,11 +56,56 @@ FORMATS = [
     (
         "the weight's gradient has the scale of another operand",
         LAYER,
-        "{dy, scale_of_dy(p)}, operand_x(p, x),",
-        "{dy, scale_of_dy(p)}, PLANTED && layer_.number == 3 ? Operand(x, p.scales + 5) : operand_x(p, x),",
+        "operand_dy(p, dy), operand_x(p, x),",
+        "operand_dy(p, dy), PLANTED && layer_.number == 3 ? Operand(x, p.scales + 5) : operand_x(p, x),",
         ["Fp8Training.*"],
     ),
-    ("a stale magnitude", LAYER, "p.stream.zero(scale, sizeof *scale);", ";", ["Fp8Training.*"]),
+    ("a stale magnitude", STAGE, "if (unit == first_block()) zero_scales(a.scales);", ";", ["Fp8Training.*"]),
+    (
+        "a stale magnitude where the input half recomputes",
+        STAGE,
+        "zero_scales(pending.blocks.front().scales);",
+        ";",
+        ["TensorParallelFp8.EveryWayGivesTheSameBits"],
+    ),
+    (
+        "weights' scales outlive an update",
+        OPTIMIZER,
+        "for (int u = 0; u < int(ownership_.units().size()); ++u) params_.publish(u);",
+        ";",
+        ["Fp8Weights.NothingOlderThanTheParametersIsUsed"],
+    ),
+    (
+        "weights' scales outlive the update after a skipped step",
+        OPTIMIZER,
+        "for (int u = 0; u < int(ownership_.units().size()); ++u) params_.publish(u);",
+        "static thread_local bool skipped = false;\n"
+        "    for (int u = 0; u < int(ownership_.units().size()); ++u)\n"
+        "        if (!(PLANTED && skipped)) params_.publish(u);\n"
+        "    skipped = left_out_;",
+        ["Fp8Weights.NothingOlderThanTheParametersIsUsed"],
+    ),
+    (
+        "weights' scales outlive a resume, a rollback, an average that is shown",
+        "zero/parameter_cache.cpp",
+        "++version_;",
+        ";",
+        ["Fp8Weights.NothingOlderThanTheParametersIsUsed"],
+    ),
+    (
+        "weights' scales outlive the first time that a step is computed",
+        "llama/train/recheck.cpp",
+        "core_.zero.params.forget_what_was_made();",
+        ";",
+        ["Fp8Weights.ARehearsalLeavesNothingToTheStep"],
+    ),
+    (
+        "weights are measured in every pass",
+        "llama/model/fp8_weights.cpp",
+        "std::exchange(u.version, version) != version",
+        "std::exchange(u.version, version) != version || PLANTED",
+        ["Fp8Weights.AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone"],
+    ),
     (
         "each rank of ZeRO-3 has the magnitude of one rank's slices",
         GATHER,
@@ -76,7 +122,7 @@ FORMATS = [
     ),
     (
         "the head in fp8",
-        "llama/model/stage.cpp",
+        STAGE,
         "linear(stream_, work_.logits(), x, w, rows, C, V, t);",
         "std::optional<Fp8Linear> wrong;\n"
         "    if (PLANTED && options_.fp8.on()) wrong.emplace(device_, options_.fp8.recipe, std::max(rows, V) * C);\n"

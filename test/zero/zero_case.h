@@ -28,6 +28,7 @@ struct Case {
     Fp8Options fp8 = {};
     bool sides_of_16 = false;  // as with fp8
     bool fp8_gather = true;
+    bool forgets = false;                        // each micro-batch, what was made of parameters before
     bool offload = false;                        // of activations, with Recompute::block
     std::vector<int64_t>* bytes_sent = nullptr;  // by rank, in the steps
 };
@@ -155,6 +156,7 @@ inline Result train(Mesh& mesh, const Case& how) {
                         .loss_scale = scale ? &scale->scale : nullptr};
         core.model.run(core.program, goal, [&](int64_t m) -> DeviceBatch {
             compute.synchronize();  // the token vectors are filled again
+            if (how.forgets) zero.params.forget_what_was_made();
             const int64_t first = ((step - 1) * how.micro_batches + m) * per_pass + data.rank * how.B;
             fill_sequences(first, how.B, T, config.vocab, tokens.data(), targets.data());
             const int64_t distinct =

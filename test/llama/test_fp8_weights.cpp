@@ -1,0 +1,290 @@
+// What is kept of weights in fp8 from one change of the parameters to the next (llama/model/fp8_weights.h): nothing is
+// made twice, and nothing older than the parameters is used.
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "comm/loopback.h"
+#include "comm/process.h"
+#include "kernels/runtime/context.h"
+#include "kernels/runtime/op_timer.h"
+#include "llama/train/recheck.h"
+#include "test/llama/layout_runs.h"
+#include "test/zero/zero_case.h"
+
+namespace rz {
+namespace {
+
+constexpr int64_t kB = 2, kT = 16;
+constexpr int kMicroBatches = 3;
+
+CoreOptions core_options(int stage, Recompute recompute = Recompute::none) {
+    return {.zero = {.stage = stage, .param_dtype = DType::bf16},
+            .adamw = {},
+            .stage = {.B = kB, .T = kT, .recompute = recompute, .fp8 = {.recipe = Fp8Recipe::tensor}},
+            .micro_batches = kMicroBatches,
+            .fp8_gather = false,
+            .threads = 1};
+}
+
+// The micro-batches of every step.
+struct Data {
+    struct Batch {
+        std::vector<int32_t> tokens, targets, rows, starts, ids;
+        int64_t distinct;
+    };
+    std::vector<Batch> batches;
+
+    explicit Data(const ModelConfig& config) {
+        constexpr size_t n = size_t(kB * kT);
+        for (int m = 0; m < kMicroBatches; ++m) {
+            std::vector<int32_t> zeros(n);
+            Batch b{zeros, zeros, zeros, std::vector<int32_t>(n + 1), zeros, 0};
+            zero_case::fill_sequences(m * kB, kB, kT, config.vocab, b.tokens.data(), b.targets.data());
+            b.distinct =
+                embedding_plan(b.tokens.data(), kB * kT, config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+            batches.push_back(std::move(b));
+        }
+    }
+    DeviceBatch operator()(int64_t m) const {
+        const Batch& b = batches[size_t(m)];
+        return {kB, kT, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
+    }
+};
+
+constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (kB * kT * kMicroBatches)};
+
+// ---- counts ---------------------------------------------------------------------------------------------------------
+
+// Bytes of weights that are read to find their magnitude, and to make codes; and how often a slot's scales are zeroed.
+struct Seen {
+    int64_t measured = 0, quantised = 0, zeroed = 0;
+    bool operator==(const Seen&) const = default;
+};
+
+// By micro-batch, of two steps and a validation.
+std::vector<Seen> seen_in(const CoreOptions& options) {
+    RankContext context;
+    std::vector<Seen> seen;
+    const char *first = nullptr, *end = nullptr;  // of the parameters
+    const int64_t scales = zero_case::toy16(false).layers * kBlockScales * int64_t(sizeof(Fp8Scale));
+    context.planned.executes = true;
+    context.planned.cost = [&](const OpCall& op, const Stream&) -> Ticks {
+        const auto weight = [&](const void* x) { return x >= first && x < end; };
+        if (seen.empty()) return 0;
+        if (const AbsMax* a = op.as<AbsMax>(); a && weight(a->x)) seen.back().measured += a->n * size_of(a->dtype);
+        if (const Quantise* q = op.as<Quantise>(); q && weight(q->x))
+            seen.back().quantised += q->rows * q->columns * size_of(q->dtype);
+        if (!op.type && op.label && std::strcmp(op.label, "zero") == 0 && op.bytes == scales) ++seen.back().zeroed;
+        return 0;
+    };
+    const Device device{DeviceKind::planned, 0, &context};
+    Mesh mesh(device, {});
+    TrainingCore core(zero_case::toy16(false), options, device, mesh);
+    initialise_weights(core.table, 11, core.compute, core.zero);
+    const Data data(core.config);
+    first = static_cast<const char*>(core.zero.params.parameters(0));
+    end = first + core.zero.ownership.elements() * size_of(DType::bf16);
+    for (int step = 1; step <= 2; ++step) {
+        core.model.run(core.program, kGoal, [&](int64_t m) {
+            seen.emplace_back();
+            return data(m);
+        });
+        core.zero.optimizer.gradient_norm();
+        core.zero.optimizer.update(1e-2f, step);
+    }
+    seen.emplace_back();
+    core.model.evaluate(data(0));
+    core.model.evaluate(data(1));
+    core.compute.synchronize();
+    return seen;
+}
+
+int64_t bytes_of_weights() {
+    const ModelConfig c = zero_case::toy16(false);
+    return c.layers * c.dim * (c.qkv_rows() + c.q_rows() + 3 * c.ffn) * size_of(DType::bf16);
+}
+
+TEST(Fp8Weights, AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone) {
+    const int64_t all = bytes_of_weights();
+    for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+        const int64_t passes = recompute == Recompute::block ? 3 : 2;
+        const Seen later{0, passes * all, 1}, first{all, passes * all, 1};
+        EXPECT_EQ(seen_in(core_options(0, recompute)),
+                  (std::vector<Seen>{first, later, later, first, later, later, {all, 2 * all, 2}}))
+            << name_of(recompute);
+    }
+}
+
+// ---- what changes parameters ----------------------------------------------------------------------------------------
+
+// Losses of one batch before and after all that was made of parameters is forgotten.
+class Watched {
+   public:
+    Watched(TrainingCore& core, const Data& data) : core_(core), data_(data) {}
+    void expect_new(const std::string& after, bool changed = true) {
+        const double now = loss();
+        core_.zero.params.forget_what_was_made();
+        EXPECT_EQ(now, loss()) << after;
+        EXPECT_EQ(now != last_, changed) << after;
+        last_ = now;
+    }
+
+   private:
+    double loss() {
+        core_.model.reset_loss();
+        core_.model.evaluate(data_(0));
+        core_.compute.synchronize();
+        return *core_.model.loss_sum();
+    }
+    TrainingCore& core_;
+    const Data& data_;
+    double last_ = 0;
+};
+
+void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions options) {
+    options.zero.ema = 0.5;
+    TrainingCore core(zero_case::toy16(false), options, device, mesh);
+    ShardedAdamW& optimizer = core.zero.optimizer;
+    Stream& compute = core.compute;
+    const Data data(core.config);
+    Watched watched(core, data);
+    int64_t step = 0;
+    enum class Kind { made, not_finite, left_out };
+    const auto update = [&](Kind kind, const char* what) {
+        core.model.run(core.program, kGoal, data);
+        const uint32_t nan = 0x7fc00000;
+        if (kind == Kind::not_finite)
+            compute.copy(core.zero.grads.gradients(int(core.table.units().size()) - 1), &nan, sizeof nan);
+        optimizer.gradient_norm();
+        if (kind == Kind::left_out) optimizer.leave_out();
+        optimizer.update(0.1f, ++step);
+        compute.synchronize();
+        watched.expect_new(what, kind == Kind::made);
+    };
+    initialise_weights(core.table, 11, compute, core.zero);
+    optimizer.begin_average();
+    watched.expect_new("initial weights");
+    update(Kind::made, "an update");
+    std::vector<std::vector<float>> saved;
+    for (const OwnedRange& r : optimizer.owned()) {
+        saved.emplace_back(size_t(r.elements.size()));
+        compute.copy(saved.back().data(), r.master, r.elements.size() * 4);
+    }
+    compute.synchronize();
+    update(Kind::made, "a second update");
+    if (options.zero.stage < 2) {  // in the others gradients of a unit are not there between steps
+        update(Kind::not_finite, "a gradient that is not finite");
+        update(Kind::made, "the update after it");
+    }
+    update(Kind::left_out, "an update that is left out");
+    update(Kind::made, "the update after that");
+    size_t i = 0;
+    for (const OwnedRange& r : optimizer.owned()) compute.copy(r.master, saved[i++].data(), r.elements.size() * 4);
+    optimizer.publish();
+    watched.expect_new("an older state: a resume, a rollback");
+    update(Kind::made, "the first update from there");
+    optimizer.show_average();
+    watched.expect_new("the average");
+    optimizer.show_weights();
+    watched.expect_new("the weights again");
+}
+
+TEST(Fp8Weights, NothingOlderThanTheParametersIsUsed) {
+    for (int stage = 0; stage <= 3; ++stage) {
+        SCOPED_TRACE(format("ZeRO-%d", stage));
+        LoopbackHub hub(2);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {});
+            change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage));
+        });
+    }
+}
+
+// A step that is computed twice makes all of it twice.
+TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
+    LoopbackHub hub(1);
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        Mesh mesh(hub, rank, {});
+        TrainingCore core(zero_case::toy16(false), core_options(0), hub.device(rank), mesh);
+        initialise_weights(core.table, 11, core.compute, core.zero);
+        const Data data(core.config);
+        Recheck recheck(process, core);
+        OpTimer timer;
+        core.compute.set_op_timer(&timer);
+        recheck.rehearse(kGoal, data);
+        const int64_t first = timer.take()["AbsMax"].calls;
+        recheck.begin();
+        core.model.run(core.program, kGoal, data);
+        EXPECT_EQ(timer.take()["AbsMax"].calls, first);
+        core.compute.set_op_timer(nullptr);
+        EXPECT_EQ(recheck.compare(), "");
+    });
+}
+
+// ---- bits -----------------------------------------------------------------------------------------------------------
+
+zero_case::Result run(int ranks, const zero_case::Case& how) {
+    LoopbackHub hub(ranks);
+    std::vector<zero_case::Result> results(static_cast<size_t>(ranks));
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {});
+        results[size_t(rank)] = zero_case::train(mesh, how);
+    });
+    return results[0];
+}
+
+// With a step that is skipped, another that is not made, and an average that is shown.
+TEST(Fp8Weights, BitsAreThoseOfMeasuringForEachMicroBatch) {
+    zero_case::Case base;
+    base.zero = {.param_dtype = DType::bf16, .ema = 0.9, .accumulate_locally = true};
+    base.fp8.recipe = Fp8Recipe::tensor;
+    base.steps = 5, base.micro_batches = 2, base.left_out = 4;
+    base.forgets = true;
+    const zero_case::Result want = run(3, base);
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+            zero_case::Case c = base;
+            c.zero.stage = stage, c.recompute = recompute, c.forgets = false;
+            c.fp8_gather = recompute == Recompute::none;
+            EXPECT_TRUE(run(3, c) == want) << "ZeRO-" << stage << ", recompute " << name_of(recompute);
+        }
+}
+
+TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
+    using namespace layout_runs;
+    Layout base{.config = zero_case::toy16(false), .steps = 3, .T = 16};
+    base.config.kv_heads = 2, base.config.layers = 4;
+    base.config.resolve();
+    base.zero = {.param_dtype = DType::bf16, .accumulate_locally = true};
+    base.fp8.recipe = Fp8Recipe::tensor;
+    base.B = 4, base.micro_batches = 4, base.left_out = 2;
+    const auto same = [](Layout how, const char* what) {
+        const Outcome got = train(how);
+        how.forgets = true;
+        const Outcome want = train(how);
+        EXPECT_TRUE(got.weights == want.weights) << what;
+        EXPECT_EQ(got.losses, want.losses) << what;
+        EXPECT_EQ(got.norms, want.norms) << what;
+    };
+    Layout how = base;
+    how.tp = how.dp = 2;
+    same(how, "tp");
+    how.zero.stage = 1, how.overlap = true, how.recompute = Recompute::norms | Recompute::mlp;
+    same(how, "tp beside compute, ZeRO-1, recomputed norms, gate and up");
+    for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_h1, PipelineKind::zb_v})
+        for (const Recompute recompute : {Recompute::none, Recompute::block}) {
+            how = base;
+            how.pp = 2, how.schedule = kind, how.recompute = recompute;
+            how.zero.stage = kind == PipelineKind::zb_h1 ? 2 : 0;
+            same(how, format("%s, recompute %s", name_of(kind), name_of(recompute)).c_str());
+        }
+}
+
+}  // namespace
+}  // namespace rz
