@@ -1,8 +1,8 @@
 #pragma once
 // What products in fp8 with one scale for each operand read of weights, kept from one change of the parameters to the
-// next: their scales. They are made when a unit is first read after a change, whichever pass reads it; all
-// micro-batches, passes and recomputation then read the same. Units that are gathered as codes come with scales
-// (zero/fp8_gather.h).
+// next: their scales, and with Fp8Options::keep_weights their codes, as they lie and transposed. They are made when a
+// unit is first read after a change, whichever pass reads it; all micro-batches, passes and recomputation then read the
+// same. Units that are gathered as codes come with scales (zero/fp8_gather.h).
 
 #include <array>
 #include <vector>
@@ -28,12 +28,15 @@ class Fp8Weights {
     static constexpr int kMatrices = 4;
     struct Sides {
         int64_t rows, columns;
+        int64_t size() const { return rows * columns; }
     };
 
     DType dtype_;
     std::array<Sides, kMatrices> sides_;
+    int64_t elements_ = 0;     // of the matrices of a unit
     std::vector<Unit> units_;  // of the model
     Buffer scales_;            // (kept units, kMatrices) Fp8Scale
+    Buffer codes_, codes_t_;   // (kept units, elements of their matrices); none: made by each product
 };
 
 }  // namespace rz

@@ -102,6 +102,7 @@ Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType
     require(x.codes ? one_scale() && side.type == x.type : x.data != nullptr,
             "fp8 linear layer: an operand whose codes this product does not take");
     if (x.codes && !side.transposed) return {x.codes, x.scale};
+    if (x.codes_t && side.transposed) return {x.codes_t, x.scale};
     uint8_t* codes = room.as<uint8_t>();
     if (x.again) {
         const Fp8Scale* kept = x.codes ? x.scale : x.measured;

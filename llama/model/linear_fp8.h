@@ -33,6 +33,7 @@ inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>(
 struct Fp8Options {
     Fp8Recipe recipe = Fp8Recipe::none;
     int64_t skip_first = 0, skip_last = 0;  // blocks at either end whose layers stay in the tensors' type
+    bool keep_weights = false;              // of tensor: codes of weights, from one update to the next (fp8_weights.h)
 
     bool on() const { return recipe != Fp8Recipe::none; }
     bool covers(int64_t block, int64_t blocks) const {
@@ -56,8 +57,9 @@ struct Operand {
     const void* data = nullptr;
     Fp8Scale* measured = nullptr;  // with data: has its magnitude, if anybody found it; its inverse is written
     const uint8_t* codes = nullptr;
-    const Fp8Scale* scale = nullptr;  // of the codes
-    Fp8 type = Fp8::e4m3;             // of the codes
+    const uint8_t* codes_t = nullptr;  // with codes: they are there transposed, too
+    const Fp8Scale* scale = nullptr;   // of the codes
+    Fp8 type = Fp8::e4m3;              // of the codes
     // The product before had it too, as its second operand, for other rows: what was made of it is still there.
     bool again = false;
 

@@ -107,6 +107,20 @@ FORMATS = [
         ["Fp8Weights.AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone"],
     ),
     (
+        "codes that are kept lie where another weight's do",
+        "llama/model/fp8_weights.cpp",
+        "at += sides.size();",
+        "at += PLANTED ? sides.size() / 2 : sides.size();",
+        ["Fp8Weights.BitsAreThoseOfMeasuringForEachMicroBatch"],
+    ),
+    (
+        "of a kept weight the backward pass makes codes again",
+        LINEAR,
+        "if (x.codes_t && side.transposed) return",
+        "if (x.codes_t && side.transposed && !PLANTED) return",
+        ["Fp8Weights.AreQuantisedLikewiseWhereTheirCodesAreKept"],
+    ),
+    (
         "each rank of ZeRO-3 has the magnitude of one rank's slices",
         GATHER,
         ".ranks = ranks,\n                       .n = scales_count_,",

@@ -22,13 +22,14 @@ namespace {
 constexpr int64_t kB = 2, kT = 16;
 constexpr int kMicroBatches = 3;
 
-CoreOptions core_options(int stage, Recompute recompute = Recompute::none) {
-    return {.zero = {.stage = stage, .param_dtype = DType::bf16},
-            .adamw = {},
-            .stage = {.B = kB, .T = kT, .recompute = recompute, .fp8 = {.recipe = Fp8Recipe::tensor}},
-            .micro_batches = kMicroBatches,
-            .fp8_gather = false,
-            .threads = 1};
+CoreOptions core_options(int stage, bool keep, Recompute recompute = Recompute::none) {
+    return {
+        .zero = {.stage = stage, .param_dtype = DType::bf16},
+        .adamw = {},
+        .stage = {.B = kB, .T = kT, .recompute = recompute, .fp8 = {.recipe = Fp8Recipe::tensor, .keep_weights = keep}},
+        .micro_batches = kMicroBatches,
+        .fp8_gather = false,
+        .threads = 1};
 }
 
 // The micro-batches of every step.
@@ -60,9 +61,10 @@ constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (kB * kT * kMicro
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
 
-// Bytes of weights that are read to find their magnitude, and to make codes; and how often a slot's scales are zeroed.
+// Bytes of weights that are read to find their magnitude, and to make codes; how often a slot's scales are zeroed; and
+// codes that are transposed.
 struct Seen {
-    int64_t measured = 0, quantised = 0, zeroed = 0;
+    int64_t measured = 0, quantised = 0, zeroed = 0, transposed = 0;
     bool operator==(const Seen&) const = default;
 };
 
@@ -79,6 +81,7 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
         if (const AbsMax* a = op.as<AbsMax>(); a && weight(a->x)) seen.back().measured += a->n * size_of(a->dtype);
         if (const Quantise* q = op.as<Quantise>(); q && weight(q->x))
             seen.back().quantised += q->rows * q->columns * size_of(q->dtype);
+        if (const Transpose8* t = op.as<Transpose8>()) seen.back().transposed += t->rows * t->columns;
         if (!op.type && op.label && std::strcmp(op.label, "zero") == 0 && op.bytes == scales) ++seen.back().zeroed;
         return 0;
     };
@@ -104,6 +107,9 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
     return seen;
 }
 
+// Two norms of three blocks of dim 32, which the weights' gradients read.
+constexpr int64_t kOfNorms = 2 * 3 * kB * kT * 32;
+
 int64_t bytes_of_weights() {
     const ModelConfig c = zero_case::toy16(false);
     return c.layers * c.dim * (c.qkv_rows() + c.q_rows() + 3 * c.ffn) * size_of(DType::bf16);
@@ -113,11 +119,35 @@ TEST(Fp8Weights, AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone) {
     const int64_t all = bytes_of_weights();
     for (const Recompute recompute : {Recompute::none, Recompute::block}) {
         const int64_t passes = recompute == Recompute::block ? 3 : 2;
-        const Seen later{0, passes * all, 1}, first{all, passes * all, 1};
-        EXPECT_EQ(seen_in(core_options(0, recompute)),
+        const Seen later{0, passes * all, 1, kOfNorms}, first{all, passes * all, 1, kOfNorms};
+        EXPECT_EQ(seen_in(core_options(0, /*keep=*/false, recompute)),
                   (std::vector<Seen>{first, later, later, first, later, later, {all, 2 * all, 2}}))
             << name_of(recompute);
     }
+}
+
+TEST(Fp8Weights, AreQuantisedLikewiseWhereTheirCodesAreKept) {
+    const int64_t all = bytes_of_weights();
+    const Seen first{all, all, 1, kOfNorms}, later{0, 0, 1, kOfNorms};
+    for (const Recompute recompute : {Recompute::none, Recompute::block})
+        EXPECT_EQ(seen_in(core_options(0, /*keep=*/true, recompute)),
+                  (std::vector<Seen>{first, later, later, first, later, later, {all, all, 2}}))
+            << name_of(recompute);
+}
+
+// A byte for each element of a matrix, and another, of the blocks in fp8 alone.
+TEST(Fp8Weights, CodesThatAreKeptTakeTwoBytesAWeight) {
+    const auto parameters = [](bool keep, int64_t skip) {
+        RankContext context;
+        const Device device{DeviceKind::cpu, 0, &context};
+        Mesh mesh(device, {});
+        CoreOptions options = core_options(0, keep);
+        options.stage.fp8.skip_first = skip;
+        const TrainingCore core(zero_case::toy16(false), options, device, mesh);
+        return context.memory.now(DeviceKind::cpu, MemKind::parameters);
+    };
+    EXPECT_EQ(parameters(true, 0) - parameters(false, 0), bytes_of_weights());
+    EXPECT_EQ(parameters(true, 1) - parameters(false, 1), bytes_of_weights() * 2 / 3);
 }
 
 // ---- what changes parameters ----------------------------------------------------------------------------------------
@@ -195,14 +225,16 @@ void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions optio
 }
 
 TEST(Fp8Weights, NothingOlderThanTheParametersIsUsed) {
-    for (int stage = 0; stage <= 3; ++stage) {
-        SCOPED_TRACE(format("ZeRO-%d", stage));
-        LoopbackHub hub(2);
-        hub.run([&](int rank) {
-            Mesh mesh(hub, rank, {});
-            change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage));
-        });
-    }
+    for (int stage = 0; stage <= 3; ++stage)
+        for (const bool keep : {false, true}) {
+            if (stage == 3 && keep) continue;
+            SCOPED_TRACE(format("ZeRO-%d, codes kept %d", stage, keep));
+            LoopbackHub hub(2);
+            hub.run([&](int rank) {
+                Mesh mesh(hub, rank, {});
+                change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage, keep));
+            });
+        }
 }
 
 // A step that is computed twice makes all of it twice.
@@ -211,7 +243,7 @@ TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
     hub.run([&](int rank) {
         Process process(hub, rank);
         Mesh mesh(hub, rank, {});
-        TrainingCore core(zero_case::toy16(false), core_options(0), hub.device(rank), mesh);
+        TrainingCore core(zero_case::toy16(false), core_options(0, /*keep=*/true), hub.device(rank), mesh);
         initialise_weights(core.table, 11, core.compute, core.zero);
         const Data data(core.config);
         Recheck recheck(process, core);
@@ -248,12 +280,16 @@ TEST(Fp8Weights, BitsAreThoseOfMeasuringForEachMicroBatch) {
     base.forgets = true;
     const zero_case::Result want = run(3, base);
     for (int stage = 0; stage <= 3; ++stage)
-        for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-            zero_case::Case c = base;
-            c.zero.stage = stage, c.recompute = recompute, c.forgets = false;
-            c.fp8_gather = recompute == Recompute::none;
-            EXPECT_TRUE(run(3, c) == want) << "ZeRO-" << stage << ", recompute " << name_of(recompute);
-        }
+        for (const Recompute recompute : {Recompute::none, Recompute::block})
+            for (const bool keep : {false, true}) {
+                if (stage == 3 && keep) continue;
+                zero_case::Case c = base;
+                c.zero.stage = stage, c.recompute = recompute, c.forgets = false;
+                c.fp8_gather = recompute == Recompute::none;
+                c.fp8.keep_weights = keep;
+                EXPECT_TRUE(run(3, c) == want)
+                    << "ZeRO-" << stage << ", recompute " << name_of(recompute) << ", codes kept " << keep;
+            }
 }
 
 TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
@@ -266,11 +302,15 @@ TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
     base.B = 4, base.micro_batches = 4, base.left_out = 2;
     const auto same = [](Layout how, const char* what) {
         const Outcome got = train(how);
-        how.forgets = true;
+        how.fp8.keep_weights = true;
+        const Outcome kept = train(how);
+        how.fp8.keep_weights = false, how.forgets = true;
         const Outcome want = train(how);
-        EXPECT_TRUE(got.weights == want.weights) << what;
-        EXPECT_EQ(got.losses, want.losses) << what;
-        EXPECT_EQ(got.norms, want.norms) << what;
+        for (const Outcome* one : {&got, &kept}) {
+            EXPECT_TRUE(one->weights == want.weights) << what << ", codes kept " << (one == &kept);
+            EXPECT_EQ(one->losses, want.losses) << what;
+            EXPECT_EQ(one->norms, want.norms) << what;
+        }
     };
     Layout how = base;
     how.tp = how.dp = 2;

@@ -70,6 +70,7 @@ MORE_SETTINGS = {
 FP8_SETTINGS = {
     "fp8": ["tensor"],
     "fp8-gather": ["", "off"],
+    "fp8-keep-weights": ["", "on"],
     "fp8-skip-blocks": ["", "1,1"],
     "dtype": ["bf16"],
     "collectives": ["", "direct"],
@@ -126,7 +127,7 @@ def sensible(row):
         return False
     if pp > 1 and (row["grad-accum"] == "1" or (row["head"] and row["pp-schedule"])):
         return False
-    if row.get("fp8-gather") and zero != 3:
+    if (row.get("fp8-gather") and zero != 3) or (row.get("fp8-keep-weights") and zero == 3):
         return False
     if row["check-wire"] and row["collectives"] in ("library", "symmetric"):
         return False
