@@ -45,7 +45,9 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
          *dw_norm2 = both ? at(dw, norm2_, grad_dtype_) : nullptr;
     void* const dstream = post ? dresid : d.dmid;  // of the residual stream in the middle
     leave_backward(p, d.dout, dw_norm2, d.dw_norm2, dresid, a.last2, w.norm2, a.rstd2, down_);
-    const void* dout = down_.input_grad(p, d.act, d.dout, w.down);
+    // Without tp nothing travels beside compute, and a layer's weight comes as soon as it can: its dy is at hand.
+    const bool at_once = both && !tp_, later = both && tp_;
+    const void* dout = down_.input_grad(p, d.act, d.dout, w.down, both);
     swiglu_backward(p.stream, {.dgate_up = d.gate_up,
                                .dh = d.act,
                                .gate_up = d.gate_up,
@@ -55,20 +57,22 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
                                .dtype = dtype_,
                                .amax = gate_up_.magnitude_of_dy(p),
                                .h_amax = down_.magnitude_of_x(p)});
+    if (at_once) down_.weight_grad(p, dw, dout, d.act);
     if (both) gate_up_.x_sets_off(p, d.h2);
     gate_up_.input_grad(p, p.scratch.dnorm, d.gate_up, w.gate_up, both);
-    if (both) down_.weight_grad(p, dw, dout, d.act);
+    if (later) down_.weight_grad(p, dw, dout, d.act);
     if (both) gate_up_.weight_grad(p, dw, d.gate_up, d.h2);
     gate_up_.wait_for_dx(p);
     enter_backward(p, dstream, dw_norm2, d.dw_norm2, a.mid, w.norm2, a.rstd2, post ? dresid : d.dout, &out_);
     leave_backward(p, d.dmid, dw_norm1, d.dw_norm1, dresid, a.last1, w.norm1, a.rstd1, out_);
 
-    const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out);
+    const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out, both);
+    if (at_once) out_.weight_grad(p, dw, dmid, d.o);
     attention_.backward(p, d.dqkv, p.scratch.dh, a.qkv, d.o, a.lse);
     rotate_backward(p, d.dqkv, dw, d.dw_qk_norm, a, w);
     if (both) qkv_.x_sets_off(p, d.h1);
     qkv_.input_grad(p, p.scratch.dnorm, d.dqkv, w.qkv, both);
-    if (both) out_.weight_grad(p, dw, dmid, d.o);
+    if (later) out_.weight_grad(p, dw, dmid, d.o);
     if (both) qkv_.weight_grad(p, dw, d.dqkv, d.h1);
     qkv_.wait_for_dx(p);
     enter_backward(p, dresid, dw_norm1, d.dw_norm1, a.resid, w.norm1, a.rstd1, dstream, nullptr);

@@ -65,10 +65,14 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
         (long long)std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
 }
 
-int64_t fp8_largest_operand(const ModelConfig& c, int64_t tokens) {
-    const int64_t heads_dim = c.heads * c.head_dim, widest = std::max({c.dim, c.qkv_rows(), heads_dim, 2 * c.ffn});
-    const int64_t weights = c.dim * std::max({c.qkv_rows(), heads_dim, 2 * c.ffn});
-    return std::max(checked_mul(tokens, widest, "fp8 codes"), weights);
+Fp8Room fp8_room(const Fp8Options& o, const ModelConfig& c, int64_t tokens, bool whole_backward) {
+    const int64_t heads_dim = c.heads * c.head_dim;
+    const int64_t in = std::max({c.dim, heads_dim, c.ffn}), out = std::max({c.dim, c.qkv_rows(), 2 * c.ffn});
+    const int64_t weights = o.keep_weights ? 0 : c.dim * std::max({c.qkv_rows(), heads_dim, 2 * c.ffn});
+    const auto codes = [&](int64_t columns) { return checked_mul(tokens, columns, "fp8 codes"); };
+    return {.first = codes(std::max(in, out)),
+            .second = std::max(codes(in), weights),
+            .gradient = whole_backward && o.recipe == Fp8Recipe::tensor ? codes(out) : 0};
 }
 
 static int64_t scale_bytes(Fp8Recipe recipe, int64_t codes) {
@@ -84,25 +88,40 @@ static int64_t scale_bytes(Fp8Recipe recipe, int64_t codes) {
     return int64_t(sizeof(Fp8Scale));
 }
 
-Fp8Linear::Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand)
+Fp8Linear::Fp8Linear(Device device, Fp8Recipe recipe, const Fp8Room& room)
     : recipe_(recipe),
-      codes_{Buffer(device, largest_operand, MemKind::workspace, "fp8 codes of the first operand"),
-             Buffer(device, largest_operand, MemKind::workspace, "fp8 codes of the second operand")},
-      scales_{
-          Buffer(device, scale_bytes(recipe, largest_operand), MemKind::workspace, "fp8 scales of the first operand"),
-          Buffer(device, scale_bytes(recipe, largest_operand), MemKind::workspace,
-                 "fp8 scales of the second operand")} {}
+      codes_{Buffer(device, room.first, MemKind::workspace, "fp8 codes of the first operand"),
+             Buffer(device, room.second, MemKind::workspace, "fp8 codes of the second operand")},
+      scales_{Buffer(device, scale_bytes(recipe, room.first), MemKind::workspace, "fp8 scales of the first operand"),
+              Buffer(device, scale_bytes(recipe, room.second), MemKind::workspace, "fp8 scales of the second operand")},
+      gradient_(device, room.gradient, MemKind::workspace, "fp8 codes of a gradient, transposed") {}
+
+Operand Fp8Linear::both_ways(Stream& s, const Operand& dy, int64_t N, int64_t out, DType dtype) const {
+    require(dy.measured && N * out <= std::min(codes_[0].bytes(), gradient_.bytes()),
+            "fp8 linear layer: no room for %lld x %lld codes of a gradient both ways", (long long)N, (long long)out);
+    Operand codes = Operand::coded(codes_[0].as<uint8_t>(), dy.measured, Fp8::e5m2);
+    codes.codes_t = gradient_.as<uint8_t>();
+    quantise(s, {.y = codes_[0].as<uint8_t>(),
+                 .y_t = gradient_.as<uint8_t>(),
+                 .scale = dy.measured,
+                 .x = dy.data,
+                 .rows = N,
+                 .columns = out,
+                 .type = Fp8::e5m2,
+                 .dtype = dtype});
+    return codes;
+}
 
 Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType dtype) const {
     const Operand& x = side.x;
     const int64_t rows = side.rows, columns = side.columns;
     const Buffer &room = codes_[memory], &scales = scales_[memory];
-    require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
-            (long long)columns, (long long)room.bytes());
     require(x.codes ? one_scale() && side.type == x.type : x.data != nullptr,
             "fp8 linear layer: an operand whose codes this product does not take");
     if (x.codes && !side.transposed) return {x.codes, x.scale};
     if (x.codes_t && side.transposed) return {x.codes_t, x.scale};
+    require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
+            (long long)columns, (long long)room.bytes());
     uint8_t* codes = room.as<uint8_t>();
     if (x.again) {
         const Fp8Scale* kept = x.codes ? x.scale : x.measured;

@@ -1,8 +1,9 @@
 #pragma once
 // The three products of a linear layer in fp8 (linear.h has them in the types of the tensors). Operands are quantised
-// where they are used, each with one scale of its own (current scaling): what two products read is quantised twice, to
-// the same codes, so recomputation, accumulation and a backward pass in two halves change no bit. Where an operand's
-// producer has found its magnitude, or it was quantised before, the scale and the codes are those.
+// where they are used, each with one scale of its own (current scaling): what two products read may be quantised twice,
+// to the same codes, so recomputation, accumulation and a backward pass in two halves change no bit. Where an operand's
+// producer has found its magnitude, or it was quantised before, the scale and the codes are those: weights' are kept
+// (fp8_weights.h), and those of dy serve both products where these follow each other.
 //
 //   y  = x w^T      x, w     e4m3            fast accumulation
 //   dx = dy w       dy       e5m2, w e4m3
@@ -48,8 +49,13 @@ int64_t fp8_multiple(Fp8Recipe);
 // rows a product is computed.
 void check_fp8(const Fp8Options&, const ModelConfig&, DType dtype, int64_t tokens, Device, int64_t parts = 1,
                int64_t runs = 1);
-// Codes of the largest operand of a block's layers.
-int64_t fp8_largest_operand(const ModelConfig&, int64_t tokens);
+// Codes of the largest operands of a block's layers: of each product's first and second, and of a gradient that is kept
+// transposed (Fp8Linear::both_ways; 0: none is).
+struct Fp8Room {
+    int64_t first, second, gradient = 0;
+};
+// `whole_backward`: a weight's gradient may come right after the input's.
+Fp8Room fp8_room(const Fp8Options&, const ModelConfig&, int64_t tokens, bool whole_backward);
 
 // What a product reads, as it lies in memory: in the tensors' type, or as codes (a weight that was gathered so, an
 // activation that is kept so, a gradient that came so).
@@ -74,8 +80,10 @@ struct Operand {
 // Memory for codes and scales, used by one layer after the other on one stream.
 class Fp8Linear {
    public:
+    Fp8Linear(Device device, Fp8Recipe recipe, const Fp8Room& room);
     // For layers of up to so many codes in an operand.
-    Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand);
+    Fp8Linear(Device device, Fp8Recipe recipe, int64_t largest_operand)
+        : Fp8Linear(device, recipe, Fp8Room{largest_operand, largest_operand}) {}
 
     // As linear(), linear_backward_input() and linear_backward_weight().
     void forward(Stream&, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType,
@@ -84,6 +92,11 @@ class Fp8Linear {
                         DType, DType dx_dtype) const;
     void backward_weight(Stream&, void* dw, const Operand& dy, const Operand& x, int64_t N, int64_t in, int64_t out,
                          DType, DType grad_dtype) const;
+
+    // Codes of dy (N, out), which has been measured, as both backward products read them, made in one pass. They are
+    // there until the first operand of another product is made, and transposed until the next call of this.
+    Operand both_ways(Stream&, const Operand& dy, int64_t N, int64_t out, DType) const;
+    bool has_both_ways() const { return gradient_.bytes() > 0; }
 
     // Whether an operand has one scale: then its magnitude is worth finding where it is produced, and codes of x serve
     // both products that read it.
@@ -116,7 +129,7 @@ class Fp8Linear {
     void multiply(Stream&, const Product&) const;
 
     Fp8Recipe recipe_;
-    Buffer codes_[2], scales_[2];
+    Buffer codes_[2], scales_[2], gradient_;
 };
 
 }  // namespace rz

@@ -30,6 +30,11 @@ static int64_t message_bytes(const ModelConfig& config, const StageOptions& o) {
     return checked_mul(checked_mul(rows, config.dim, "message"), size_of(o.dtype), "message");
 }
 
+static bool has_whole_backward(const RankProgram& p) {
+    return std::any_of(p.program.code.begin(), p.program.code.end(),
+                       [](const Instr& i) { return i.what == Do::backward; });
+}
+
 Model::Model(const ModelConfig& config, const ParamTable& table, const StageOptions& options, Device device,
              Stream& compute, ParameterSource& parameters, GradientSink* gradients)
     : table_(table),
@@ -37,7 +42,7 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
       boundary_bytes_(message_bytes(config, options)),
       parameters_(parameters),
       gradients_(gradients),
-      workspace_(config, table, options, /*with_head=*/true, device, compute),
+      workspace_(config, table, options, /*with_head=*/true, device, compute, gradients != nullptr),
       stage_numbers_{0},
       executor_(compute) {
     stages_.push_back(std::make_unique<Stage>(config, table, options, 0, int(table.units().size()) - 1,
@@ -56,7 +61,7 @@ Model::Model(const ModelConfig& config, const ParamTable& table, const StageOpti
       parameters_(parameters),
       gradients_(gradients),
       workspace_(config, table, options, training.shape.stages.back().last_unit == training.shape.last_unit(), device,
-                 compute),
+                 compute, has_whole_backward(training)),
       pipeline_(true),
       training_(training),
       evaluation_(evaluation),

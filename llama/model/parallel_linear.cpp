@@ -47,6 +47,27 @@ Operand ParallelLinear::operand_dy(const BlockPass& p, const void* dy) const {
     return {dy, scale_of_dy(p)};
 }
 
+// All rows, for input_grad and for the weight_grad that follows.
+Operand ParallelLinear::dy_both_ways(BlockPass& p, const void* dy) const {
+    if (!p.scales || !fp8_->has_both_ways()) return operand_dy(p, dy);
+    p.transposed_of = dy;
+    return p.transposed = fp8_->both_ways(p.stream, operand_dy(p, dy), p.N, layer_.out, dtype_);
+}
+
+Operand ParallelLinear::dy_of_weight_grad(BlockPass& p, const void* dy) const {
+    if (p.transposed_of != dy) return operand_dy(p, dy);
+    p.transposed_of = nullptr;
+    return p.transposed;
+}
+
+static Operand from_element(Operand x, int64_t element, DType dtype) {
+    if (x.codes)
+        x.codes += element;
+    else
+        x.data = at(x.data, element, dtype);
+    return x;
+}
+
 // ---- rows of all ranks, and of this one -----------------------------------------------------------------------------
 
 // Codes travel in pairs: no collective knows a type of one byte.
@@ -125,12 +146,12 @@ void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand
     });
 }
 
-const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, const Operand& w, bool aside) const {
+const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, const Operand& w, bool both) const {
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
     Operand weight = w;
     if (!layer_.dy_is_measured) measure(p, scale_of_dy(p), dy, (parallel == Parallel::row ? p.R : p.N) * out, dtype_);
-    if (parallel == Parallel::row) {
+    if (tp_ && parallel == Parallel::row) {
         if (coded_dy(p)) tp_->share_magnitude(s, scale_of_dy(p), p.scratch.parts, Fp8::e5m2);
         return by_rows(p, rows_of_dy(p, dy), [&](const void* rows, int64_t first, int64_t count) {
             linear_backward_input(s, at(dx, first * in, dtype_), operand_dy(p, rows), weight, count, in, out, dtype_,
@@ -138,13 +159,14 @@ const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, c
             weight.again = true;
         });
     }
-    if (!tp_) return linear_backward_input(s, dx, {dy, scale_of_dy(p)}, w, p.N, in, out, dtype_, fp8_), dy;
+    const Operand whole = both ? dy_both_ways(p, dy) : operand_dy(p, dy);
+    if (!tp_) return linear_backward_input(s, dx, whole, w, p.N, in, out, dtype_, fp8_), dy;
     const auto product = [&](int64_t first, int64_t rows) {
-        linear_backward_input(s, at(p.scratch.dh, first * in, tp_->wire()), operand_dy(p, at(dy, first * out, dtype_)),
+        linear_backward_input(s, at(p.scratch.dh, first * in, tp_->wire()), from_element(whole, first * out, dtype_),
                               weight, rows, in, out, dtype_, tp_->wire(), fp8_);
         weight.again = true;
     };
-    tp_->scatter(s, dx, p.scratch.dh, p.N, in, dtype_, product, aside && tp_->overlaps() ? &p.dnorm : nullptr);
+    tp_->scatter(s, dx, p.scratch.dh, p.N, in, dtype_, product, both && tp_->overlaps() ? &p.dnorm : nullptr);
     return dy;
 }
 
@@ -155,8 +177,8 @@ void ParallelLinear::weight_grad(BlockPass& p, char* dw, const void* dy, const v
     } else if (layer_.parallel == Parallel::column) {
         x = gather(p, rows_of_x(p, x));
     }
-    linear_backward_weight(p.stream, dw + layer_.begin * size_of(grad_dtype_), operand_dy(p, dy), operand_x(p, x), p.N,
-                           layer_.in, layer_.out, dtype_, grad_dtype_, fp8_);
+    linear_backward_weight(p.stream, dw + layer_.begin * size_of(grad_dtype_), dy_of_weight_grad(p, dy),
+                           operand_x(p, x), p.N, layer_.in, layer_.out, dtype_, grad_dtype_, fp8_);
     if (layer_.bias >= 0)
         bias_backward(p.stream, {.dbias = dw + layer_.bias * size_of(grad_dtype_),
                                  .dy = dy,

@@ -56,6 +56,8 @@ struct BlockPass {
     Fp8Scale* scales;
     int64_t N, R;
     Event whole = {}, ahead = {}, dnorm = {};  // valid: after it the rows are in the scratch of that name
+    const void* transposed_of = nullptr;       // the dy whose codes are there for weight_grad, too
+    Operand transposed = nullptr;              // those
 };
 
 // Scales of a block's layers: of x and of dy of each of the four.
@@ -86,9 +88,10 @@ class ParallelLinear {
     // y = x W^T, plus the bias where the layer has one. Row-parallel: the partial sums pass through scratch.whole.
     void forward(BlockPass&, void* y, const void* x, const Operand& w, const void* bias = nullptr) const;
     // dx = dy W; returns dy with all rows, in scratch.whole with tp, as weight_grad reads it. Column-parallel:, dx is
-    // scratch.dnorm and the partial sums pass through scratch.dh; `aside`: compute does not wait for dx before
-    // pass.wait(dnorm).
-    const void* input_grad(BlockPass&, void* dx, const void* dy, const Operand& w, bool aside = false) const;
+    // scratch.dnorm and the partial sums pass through scratch.dh. `both`: weight_grad follows before another layer that
+    // has all rows of its dy comes here, so dy is quantised once for both; and compute does not wait for dx of a
+    // column-parallel layer before wait_for_dx().
+    const void* input_grad(BlockPass&, void* dx, const void* dy, const Operand& w, bool both = false) const;
     // dw (a unit's gradients) += dy^T x at the layer's place, and at its bias's += the sum of dy's rows. dy has all
     // rows; those of x are gathered.
     void weight_grad(BlockPass&, char* dw, const void* dy, const void* x) const;
@@ -113,6 +116,8 @@ class ParallelLinear {
     Fp8Scale* scale_of_dy(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number + 1 : nullptr; }
     Operand operand_x(const BlockPass&, const void* x) const;
     Operand operand_dy(const BlockPass&, const void* dy) const;
+    Operand dy_both_ways(BlockPass&, const void* dy) const;
+    Operand dy_of_weight_grad(BlockPass&, const void* dy) const;
     bool coded_dy(const BlockPass& p) const { return tp_ && p.scales && layer_.parallel == Parallel::row; }
     // What travels: this rank's rows, so many columns of a type.
     struct Rows {

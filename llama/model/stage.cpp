@@ -71,7 +71,7 @@ static int64_t own_rows_of(const StageOptions& o, const ModelConfig& c) {
 }
 
 Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageOptions& o, bool with_head,
-                     Device device, Stream& compute)
+                     Device device, Stream& compute, bool whole_backward)
     : stream_(compute),
       block_(make_block(c, table, o, device, compute, cos_, sin_, window_)),
       blocks_(c.layers),
@@ -80,7 +80,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     const int64_t parts = o.tp ? o.tp->size() : 1;
     check_fp8(o.fp8, part, o.dtype, rows_of(o, c), device, parts, o.tp && o.tp->overlaps() ? parts : 1);
     if (o.fp8.on()) {
-        fp8_.emplace(device, o.fp8.recipe, fp8_largest_operand(part, rows_of(o, c)));
+        fp8_.emplace(device, o.fp8.recipe, fp8_room(o.fp8, part, rows_of(o, c), whole_backward));
         fp8_block_.emplace(c, table, o.dtype, o.block_grad_dtype.value_or(o.grad_dtype), cos_.as<float>(),
                            sin_.as<float>(), window_.as<int32_t>(), o.tp, &*fp8_, o.context);
         if (keeps_codes(o.fp8.recipe)) fp8_weights_.emplace(c, table, o.fp8, o.dtype, device);

@@ -67,8 +67,9 @@ struct Goal {
 // Memory and tables that the stages of a rank use one after the other.
 class Workspace {
    public:
-    // `with_head`: one of the stages has the last unit.
-    Workspace(const ModelConfig&, const ParamTable&, const StageOptions&, bool with_head, Device, Stream& compute);
+    // `with_head`: one of the stages has the last unit; `whole_backward`: some call backward, not its halves alone.
+    Workspace(const ModelConfig&, const ParamTable&, const StageOptions&, bool with_head, Device, Stream& compute,
+              bool whole_backward = true);
 
     // Of a unit: its layers in fp8 or not.
     const Block& block(int unit) const { return fp8_options_.covers(unit - 1, blocks_) ? *fp8_block_ : block_; }

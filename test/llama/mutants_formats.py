@@ -56,8 +56,8 @@ FORMATS = [
     (
         "the weight's gradient has the scale of another operand",
         LAYER,
-        "operand_dy(p, dy), operand_x(p, x),",
-        "operand_dy(p, dy), PLANTED && layer_.number == 3 ? Operand(x, p.scales + 5) : operand_x(p, x),",
+        "operand_x(p, x), p.N,",
+        "PLANTED && layer_.number == 3 ? Operand(x, p.scales + 5) : operand_x(p, x), p.N,",
         ["Fp8Training.*"],
     ),
     ("a stale magnitude", STAGE, "if (unit == first_block()) zero_scales(a.scales);", ";", ["Fp8Training.*"]),
@@ -119,6 +119,20 @@ FORMATS = [
         "if (x.codes_t && side.transposed) return",
         "if (x.codes_t && side.transposed && !PLANTED) return",
         ["Fp8Weights.AreQuantisedLikewiseWhereTheirCodesAreKept"],
+    ),
+    (
+        "a gradient is quantised for each of its two products",
+        LAYER,
+        "if (!p.scales || !fp8_->has_both_ways()) return",
+        "if (!p.scales || !fp8_->has_both_ways() || PLANTED) return",
+        ["Fp8Weights.AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone"],
+    ),
+    (
+        "a weight's gradient reads the codes of another layer's dy",
+        LAYER,
+        "if (p.transposed_of != dy) return",
+        "if (PLANTED ? !p.transposed_of : p.transposed_of != dy) return",
+        ["TensorParallelFp8.EveryWayGivesTheSameBits"],
     ),
     (
         "each rank of ZeRO-3 has the magnitude of one rank's slices",
