@@ -323,8 +323,8 @@ static BlockShape shape_of(const DeviceBatch& b, bool rotates) {
     return {.B = b.B, .T = b.T, .positions = b.positions, .first_key = b.first_key, .rotates = rotates};
 }
 
-// The key names the piece and holds what it records by value and may change. (A batch's first_key lies beside its
-// positions.)
+// The key names the piece and holds what it records by value and may change: of activations what exchange() moves. (A
+// batch's first_key lies beside its positions.)
 void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
     if (!replays_) return enqueue();
     const auto exchanges_between = [&](GraphSet* graphs) {
@@ -379,12 +379,13 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockWeights w = block_weights(unit);
     const bool away = offload_ && offload_->covers(int64_t(index(unit)));
     if (away) offload_->before_forward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::forward, unit, slot, w.address, a.h1, b.B, b.T, b.positions), [&] {
-        BlockWatch watch = goal.watch;
-        if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
-        work_.block(unit).forward(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, work_.scratch(), previous_mid,
-                                  watch.squares ? &watch : nullptr);
-    });
+    piece(GraphSet::key(Piece::forward, unit, slot, w.address, a.h1, a.o, a.gate_up, a.scales, b.B, b.T, b.positions),
+          [&] {
+              BlockWatch watch = goal.watch;
+              if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
+              work_.block(unit).forward(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, work_.scratch(),
+                                        previous_mid, watch.squares ? &watch : nullptr);
+          });
     if (away && goal.pass == Pass::train) offload_->after_forward(slot, int64_t(index(unit)));
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
@@ -554,9 +555,10 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, b.B, b.T, b.positions), [&] {
-        work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute);
-    });
+    piece(
+        GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, a.o, a.gate_up, a.scales, b.B, b.T,
+                      b.positions),
+        [&] { work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute); });
 }
 
 void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b, const Goal& goal) {
@@ -577,8 +579,8 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     const BlockActivations now = exchange(a, p, options_.recompute);
     if (unit == last_block() && options_.recompute == Recompute::block)  // which finds all magnitudes again
         zero_scales(pending.blocks.front().scales);
-    piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.dout, p.dmid, dresid, b.B, b.T,
-                        b.positions),
+    piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.o, p.gate_up, p.scales, p.dout,
+                        p.dmid, dresid, b.B, b.T, b.positions),
           [&] {
               work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, now, p, work_.scratch(),
                                            dresid, options_.recompute);
@@ -593,7 +595,7 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool th
                                  options_.grad_dtype);
     const PendingBlock& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
-    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.dout, p.dmid, b.B, b.T), [&] {
+    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.o, p.gate_up, p.scales, p.dout, p.dmid, b.B, b.T), [&] {
         const bool sets_off = then_below && unit > first_block() && &work_.block(unit) == &work_.block(unit - 1);
         const PendingBlock* next = sets_off ? &pending.blocks[index(unit) - 1] : nullptr;
         work_.block(unit).weight_grad(stream_, shape_of(b, config_.rotates(unit - 1)), dw, p, work_.scratch(),
