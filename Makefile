@@ -21,7 +21,7 @@
 # Options:  CUDA=0  leave the CUDA half out      MPI=0  leave MPI out      BUILD=dir  CXX=g++  OPT=-O3  V=1 (commands)
 #           DEBUG_INFO=-g1  line tables for a debugger; -g0 compiles a little faster      J=jobs
 #           SM="80 90a"  GPU architectures; default: this machine's GPUs; without one, all of 80 89 90a 100 120 that nvcc knows for
-#                        make and make install, 80 and 90a for other goals (tests need no more); SM=all: all for any goal
+#                        make and make install, 80 and 90a for other goals (tests need no more); SM=all, make dist: 75 too
 
 # What tests and benchmarks train is kept where --out says so, and only there.
 export RINGZERO_RUNS :=
@@ -88,7 +88,11 @@ OPENMP := -fopenmp
 # The PTX of 80 and 90a is kept beside the code, for test/ptx, and that of the last, which newer GPUs translate.
 # build/arches/ has one file, named after what the kernels are compiled for: other architectures compile them anew, fewer by default don't.
 WANTED_ARCHES := $(if $(filter all,$(SM)),$(CUDA_KNOWS),$(if $(filter-out auto,$(SM)),$(SM),$(or $(CUDA_HERE),$(if $(filter \
-                 all install dist,$(or $(MAKECMDGOALS),all)),$(CUDA_KNOWS),80 90a))))
+                 dist,$(MAKECMDGOALS)),$(CUDA_KNOWS)),$(if $(filter all install,$(or $(MAKECMDGOALS),all)),$(filter-out \
+                 75,$(CUDA_KNOWS)),80 90a))))
+SM_ADVICE = the kernels need compute capability 7.5 (Turing) or newer, for ldmatrix and mma.sync
+$(if $(filter 5% 6% 70 72,$(SM)),$(error SM=$(SM): $(SM_ADVICE)))
+$(if $(CUDA_TOO_SMALL),$(if $(MAKELEVEL:0=),,$(info this machine has a GPU of compute capability $(CUDA_TOO_SMALL): $(SM_ADVICE); the CPU trains)))
 BUILT_ARCHES  := $(if $(filter auto,$(SM)),$(subst -, ,$(notdir $(wildcard $(BUILD)/arches/*))))
 ARCHES  := $(if $(filter-out $(BUILT_ARCHES),$(WANTED_ARCHES)),$(WANTED_ARCHES),$(or $(BUILT_ARCHES),$(WANTED_ARCHES)))
 ARCHES_STAMP := $(BUILD)/arches/$(subst $(empty) ,-,$(strip $(ARCHES)))

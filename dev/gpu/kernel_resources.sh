@@ -75,7 +75,7 @@ resources=$(usage)
   / Function / { name = $0; sub(/^ *Function /, "", name); sub(/:$/, "", name); name = instance(name) }
   / REG:/ {
     for (i = 1; i <= NF; i++) { split($i, kv, ":"); v[kv[1]] = kv[2] }
-    if (v["REG"] + 0 <= 8 && v["SHARED"] + 0 == 0 && object ~ /wgmma/) next   # empty on this architecture
+    if (v["REG"] + 0 <= 8 && v["SHARED"] + 0 == 0 && object ~ /^attention/) next   # empty on this architecture
     base = name; if (!all) sub(/<.*/, "", base)
     key = object "\t" base "\t" arch
     if (!(key in regs)) order[++count] = key

@@ -1,12 +1,18 @@
 // Attention for every dtype and every even D <= 256: fp32 FMA on tiles in shared memory. What the tensor-core kernels
 // (attention_*_mma.cu, attention_forward_wgmma.cu) do not cover comes here.
 #include "kernels/attention/attention_mma.cuh"
+#include "kernels/runtime/request.h"
 
 namespace rz {
 namespace {
 
 constexpr int kThreads = 256;  // 16 x 16: thread (ty, tx) holds rows ty + 16 i and columns tx + 16 j of a tile
 constexpr float kLn2 = 0.6931471805599453f;
+
+// The backward pass's largest D whose tiles fit into 64 KiB, and where it is needed
+constexpr int kSmallMaxD = 240;
+template <int kMaxD>
+constexpr bool kNeeded = kMaxD == kSmallMaxD ? kHas64KiB : kMaxD <= 64 || kHasMore;
 
 template <int kMaxD>
 struct Tile {
@@ -222,6 +228,7 @@ __device__ __forceinline__ void score_gradients(float* p, float* ds, const float
 // registers.
 template <class T, int kMaxD>
 __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(AttentionBackward a) {
+    if constexpr (!kNeeded<kMaxD>) return;
     using Shape = Tile<kMaxD>;
     constexpr int kRows = Shape::kRows;
     GPU_DYN_SMEM(bytes);
@@ -272,6 +279,7 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_kernel(Attenti
 // Grid (query tiles, H, B).
 template <class T, int kMaxD>
 __global__ void __launch_bounds__(kThreads) attention_backward_q_kernel(AttentionBackward a) {
+    if constexpr (!kNeeded<kMaxD>) return;
     using Shape = Tile<kMaxD>;
     constexpr int kRows = Shape::kRows;
     GPU_DYN_SMEM(bytes);
@@ -356,6 +364,13 @@ void with_max_d(int64_t D, F&& f) {
         f.template operator()<256>();
 }
 
+// What a block of attention_backward_kv_kernel takes; that of the other takes less.
+template <int kMaxD>
+constexpr size_t smem_for_keys() {
+    return sizeof(float) * (4 * Tile<kMaxD>::kFloats + 2 * Tile<kMaxD>::kScoreFloats);
+}
+static_assert(smem_for_keys<kSmallMaxD>() <= 64 << 10);
+
 void check_grid(const AttentionShape& s) {
     require(s.D % 2 == 0 && s.D <= 256, "attention: head dimension %lld is not an even number up to 256",
             (long long)s.D);
@@ -393,10 +408,10 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
     launch_delta(a, stream);
     if (attention_backward_wgmma(a, stream) || attention_backward_mma(a, stream)) return;
     with_device_type(s.dtype, [&]<class T>() {
-        with_max_d(s.D, [&]<int kMaxD>() {
+        const auto run = [&]<int kMaxD>() {
             using Shape = Tile<kMaxD>;
             const unsigned tiles = blocks_for(s.Tk, Shape::kRows);
-            const size_t kv_smem = sizeof(float) * (4 * Shape::kFloats + 2 * Shape::kScoreFloats);
+            const size_t kv_smem = smem_for_keys<kMaxD>();
             launch(kernel<attention_backward_kv_kernel<T, kMaxD>>,
                    LaunchConfig(dim3(tiles, unsigned(s.K), unsigned(s.B)), dim3(kThreads), kv_smem, stream), a);
             const size_t q_smem = sizeof(float) * (4 * Shape::kFloats + Shape::kScoreFloats);
@@ -404,6 +419,15 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
                    LaunchConfig(dim3(blocks_for(s.Tq, Shape::kRows), unsigned(s.H), unsigned(s.B)), dim3(kThreads),
                                 q_smem, stream),
                    a);
+        };
+        with_max_d(s.D, [&]<int kMaxD>() {
+            if (has_shared(smem_for_keys<kMaxD>())) return run.template operator()<kMaxD>();
+            require_request(s.D <= kSmallMaxD,
+                            "attention: head dimension %d needs %zu bytes of shared memory backward, and a block has %d"
+                            "\n  nearest: head dimension %d",
+                            int(s.D), smem_for_keys<kMaxD>(), device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin),
+                            kSmallMaxD);
+            run.template operator()<kSmallMaxD>();
         });
     });
 }

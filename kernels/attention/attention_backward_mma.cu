@@ -1,6 +1,6 @@
-// Attention backward on tensor cores (sm_80 and later), deterministic: one kernel for dk and dv, one for dq, no
-// atomics. Both keep 128 rows of two tensors in shared memory, 16 per warp, and stream tiles of the other two past
-// them:
+// Attention backward on tensor cores (sm_75 and later), deterministic: one kernel for dk and dv, one for dq, no
+// atomics. Both keep 128 rows of two tensors in shared memory (64 where a block has 64 KiB of it), 16 per warp, and
+// stream tiles of the other two past them:
 //
 //   dk, dv:  rows k, v;    stream q, d_o over the group's heads in order.  s^T = k q^T, dp^T = v d_o^T, dv += p^T d_o,
 //   dk += ds^T q dq:      rows q, d_o;  stream k, v.                                     s = q k^T,   dp = d_o v^T, dq
@@ -13,18 +13,26 @@
 namespace rz {
 namespace {
 
-constexpr int kRows = 128, kWarps = 8, kThreads = 32 * kWarps, kWarpRows = 16;
-constexpr int kChunk = 32, kN = kChunk / 8;  // streamed rows per pass through the registers
-static_assert(kRows == kWarps * kWarpRows);
+constexpr int kWarpRows = 16;
 
-template <class T, int D, bool kForKeys>
+// kSmall: within 64 KiB, in half as many warps
+template <int D, bool kSmall>
+struct Tiles {
+    static constexpr int kRows = kSmall ? 64 : 128, kThreads = 32 * kRows / kWarpRows;
+    // 99 KiB, an sm_89's limit, hold two stages at D = 128.
+    static constexpr int kStream = kSmall ? (D <= 96 ? 32 : 16) : D <= 80 ? 64 : 32;
+};
+
+template <class T, int D, bool kForKeys, bool kSmall>
 struct Backward {
     using Rows = SmemRows<D>;
-    static constexpr int kStream = D <= 80 ? 64 : 32;  // 99 KiB, an sm_89's limit, hold two stages at D = 128
+    static constexpr int kRows = Tiles<D, kSmall>::kRows, kStream = Tiles<D, kSmall>::kStream;
+    static constexpr int kChunk = kStream < 32 ? kStream : 32, kN = kChunk / 8;  // rows per pass through the registers
     static constexpr int kTileBytes = Rows::bytes(kStream);
     static constexpr int kStageBytes = 2 * kTileBytes;
     static constexpr int kStatBytes = 2 * kStream * int(sizeof(float));  // lse2, delta of a stage's queries
     static constexpr int kSmemBytes = 2 * Rows::bytes(kRows) + 2 * (kStageBytes + (kForKeys ? kStatBytes : 0));
+    static_assert(!kSmall || kSmemBytes <= 64 << 10);
 
     // In shared memory: k or q, v or d_o, two stages of the streamed tiles, two of their lse2 and delta
     static constexpr int kX1 = 0, kX2 = Rows::bytes(kRows), kStages = 2 * kX2;
@@ -175,10 +183,8 @@ struct Backward {
     }
 };
 
-template <class T, int D, bool kForKeys>
-__device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, int block_first, int batch,
-                                                          const AttentionShape& shape) {
-    using Work = Backward<T, D, kForKeys>;
+template <class Work>
+__device__ __forceinline__ Work begin(unsigned char* smem, int block_first, int batch, const AttentionShape& shape) {
     Work w;
     w.smem = smem;
     w.stats = reinterpret_cast<float*>(smem + Work::kStages + 2 * Work::kStageBytes);
@@ -188,23 +194,24 @@ __device__ __forceinline__ Backward<T, D, kForKeys> begin(unsigned char* smem, i
     w.shape = &shape;
     w.scale = shape.scale * kLog2e;
 #pragma unroll
-    for (int n = 0; n < D / 8; ++n)
+    for (int n = 0; n < int(std::size(w.grad1)); ++n)
 #pragma unroll
         for (int e = 0; e < 4; ++e) w.grad1[n][e] = w.grad2[n][e] = 0;
     return w;
 }
 
 // Grid (K, B, key tiles); early keys have the most queries, so they start first.
-template <class T, int D>
-__global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(AttentionBackward a) {
-    using Work = Backward<T, D, true>;
-    constexpr int kStream = Work::kStream;
+template <class T, int D, bool kSmall>
+__global__ void __launch_bounds__(Tiles<D, kSmall>::kThreads) attention_backward_kv_mma_kernel(AttentionBackward a) {
+    using Work = Backward<T, D, true, kSmall>;
+    constexpr int kRows = Work::kRows, kStream = Work::kStream, kThreads = Tiles<D, kSmall>::kThreads;
+    if constexpr (!(kSmall ? kHas64KiB : kHasMore)) return;
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
     const int64_t kv_head = blockIdx.x, batch = blockIdx.y;
     const int j0 = int(blockIdx.z) * kRows, group = int(s.H / s.K), Tq = int(s.Tq), Tk = int(s.Tk);
     const int offset = int(s.offset());
-    Work w = begin<T, D, true>(smem, j0, int(batch), s);
+    Work w = begin<Work>(smem, j0, int(batch), s);
     const BackwardStats row_stats(a);
     const int first_tile = max(0, j0 - offset) / kStream;
     const int end = (queries_before(s, batch, min(j0 + kRows, Tk) - 1) + kStream - 1) / kStream;
@@ -253,16 +260,17 @@ __global__ void __launch_bounds__(kThreads) attention_backward_kv_mma_kernel(Att
 }
 
 // Grid (H, B, query tiles), the longest first.
-template <class T, int D>
-__global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(AttentionBackward a) {
-    using Work = Backward<T, D, false>;
-    constexpr int kStream = Work::kStream;
+template <class T, int D, bool kSmall>
+__global__ void __launch_bounds__(Tiles<D, kSmall>::kThreads) attention_backward_q_mma_kernel(AttentionBackward a) {
+    using Work = Backward<T, D, false, kSmall>;
+    constexpr int kRows = Work::kRows, kStream = Work::kStream, kThreads = Tiles<D, kSmall>::kThreads;
+    if constexpr (!(kSmall ? kHas64KiB : kHasMore)) return;
     GPU_DYN_SMEM(smem);
     const AttentionShape& s = a.shape;
     const int64_t head = blockIdx.x, batch = blockIdx.y;
     const int t0 = int(gridDim.z - 1 - blockIdx.z) * kRows, Tq = int(s.Tq), Tk = int(s.Tk), offset = int(s.offset());
     const int64_t kv_at = batch * s.kv_batch + head / (s.H / s.K) * D;
-    Work w = begin<T, D, false>(smem, offset + t0, int(batch), s);
+    Work w = begin<Work>(smem, offset + t0, int(batch), s);
     const BackwardStats row_stats(a);
     const int tiles = (min(offset + min(t0 + kRows, Tq), Tk) + kStream - 1) / kStream;
     const int first_tile = min(first_key(s, batch, t0) / kStream, tiles - 1);
@@ -306,19 +314,26 @@ __global__ void __launch_bounds__(kThreads) attention_backward_q_mma_kernel(Atte
 bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (s.fastest < AttentionKernels::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
-    const unsigned tiles = blocks_for(s.Tk, kRows), q_tiles = blocks_for(s.Tq, kRows);
-    if (tiles > 65535 || q_tiles > 65535) return false;
+    bool done = false;
+    const auto run = [&]<class T, int D, bool kSmall>() {
+        using ForKeys = Backward<T, D, true, kSmall>;
+        const unsigned tiles = blocks_for(s.Tk, ForKeys::kRows), q_tiles = blocks_for(s.Tq, ForKeys::kRows);
+        if (tiles > 65535 || q_tiles > 65535) return;
+        const dim3 threads(Tiles<D, kSmall>::kThreads);
+        launch(kernel<attention_backward_kv_mma_kernel<T, D, kSmall>>,
+               LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), threads, ForKeys::kSmemBytes, stream), a);
+        launch(kernel<attention_backward_q_mma_kernel<T, D, kSmall>>,
+               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), q_tiles), threads,
+                            Backward<T, D, false, kSmall>::kSmemBytes, stream),
+               a);
+        done = true;
+    };
     with_mma_shape(s, [&]<class T, int D>() {
-        launch(kernel<attention_backward_kv_mma_kernel<T, D>>,
-               LaunchConfig(dim3(unsigned(s.K), unsigned(s.B), tiles), dim3(kThreads), Backward<T, D, true>::kSmemBytes,
-                            stream),
-               a);
-        launch(kernel<attention_backward_q_mma_kernel<T, D>>,
-               LaunchConfig(dim3(unsigned(s.H), unsigned(s.B), q_tiles), dim3(kThreads),
-                            Backward<T, D, false>::kSmemBytes, stream),
-               a);
+        if constexpr (std::is_same_v<T, __half>)
+            if (!has_shared(Backward<T, D, true, false>::kSmemBytes)) return run.template operator()<T, D, true>();
+        run.template operator()<T, D, false>();
     });
-    return true;
+    return done;
 }
 
 }  // namespace rz

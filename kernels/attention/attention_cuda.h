@@ -5,6 +5,7 @@
 //                 on                 types       D
 //   wgmma         sm_90a             bf16, fp16  64, 80, 96, 128
 //   mma           sm_80 and later    the same    the same
+//                 sm_75              fp16        the same
 //   attention.cu  any                all         even, up to 256
 //
 // wgmma and mma: pointers aligned to 16 bytes, strides a multiple of 8 elements. All: any B, lengths, places of queries

@@ -1,9 +1,8 @@
-// Attention forward on tensor cores (sm_80 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of
+// Attention forward on tensor cores (sm_75 and later), after FlashAttention-2 (Dao 2023): a block owns 128 queries of
 // one head, a warp 32 of them; keys and values stream through two buffers, one barrier per tile, or through one buffer
 // and two barriers where two blocks would else not fit on an A100. P stays in registers: the accumulator of q k^T is
 // the A operand of p v.
 #include "kernels/attention/attention_mma.cuh"
-#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
@@ -12,7 +11,7 @@ constexpr int kRows = 128, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16;
 
 // What a block may take where two are to fit into a multiprocessor: 164 KiB (A100), or the 100 KiB of compute
-// capability 8.6, 8.9 and 12.x, less the KiB that the system takes of each block.
+// capability 8.6, 8.9 and 12.x, less the KiB that the system takes of each block. Of 7.5's 64 KiB one block takes most.
 constexpr int kWideSmem = 80 << 10, kNarrowSmem = 49 << 10;
 
 // How a tile's keys are cut: 64 of them, or 32 where 64 would leave an SM of 100 KiB one block of four warps.
@@ -171,6 +170,7 @@ __device__ __forceinline__ void finish(const AttentionForward& a, float (&o)[kM]
 // Grid (H, B, query tiles), the longest tiles first; the heads of a group are neighbours and share keys in L2.
 template <class T, int D, bool kNarrow>
 __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(AttentionForward a) {
+    if constexpr (D > 64 && !kNarrow && !kHasMore) return;
     using Rows = SmemRows<D>;
     constexpr int kKeys = Tiles<D, kNarrow>::kKeys, kN = kKeys / 8;
     constexpr bool kDouble = Tiles<D, kNarrow>::kDouble;
@@ -236,13 +236,6 @@ __global__ void __launch_bounds__(kThreads) attention_forward_mma_kernel(Attenti
     finish<T, D>(a, o, state, smem, row, t0);
 }
 
-int shared_of_multiprocessor() {
-    int device = 0, bytes = 0;
-    CUDA_CHECK(cudaGetDevice(&device));
-    CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device));
-    return bytes;
-}
-
 }  // namespace
 
 bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
@@ -251,7 +244,7 @@ bool attention_forward_mma(const AttentionForward& a, CudaStream stream) {
     const unsigned tiles = blocks_for(s.Tq, kRows);
     if (tiles > 65535) return false;
     const LaunchConfig config(dim3(unsigned(s.H), unsigned(s.B), tiles), dim3(kThreads), 0, stream);
-    const bool narrow = shared_of_multiprocessor() < 132 << 10;
+    const bool narrow = device_attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor) < 132 << 10;
     with_mma_shape(s, [&]<class T, int D>() {
         const auto run = [&]<bool kNarrow>() {
             LaunchConfig own = config;

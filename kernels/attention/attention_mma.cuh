@@ -22,6 +22,14 @@ struct BackwardStats {
     __device__ __forceinline__ int64_t row(int64_t head, int64_t t) const { return head * T_padded + t; }
 };
 
+// Whether this code may have kernels that only a GPU of compute capability 7.5 runs, whose blocks take up to 64 KiB of
+// shared memory, and those that it can't run.
+#if defined(__CUDA_ARCH__)
+constexpr bool kHas64KiB = __CUDA_ARCH__ < 800, kHasMore = !kHas64KiB;
+#else
+constexpr bool kHas64KiB = true, kHasMore = true;
+#endif
+
 // What a running maximum starts with: below every score, and finite, so that a row that has seen no key yet, and then a
 // tile of hidden ones, still has a difference of maxima. Times any scale up to 128 it stays finite.
 constexpr float kNoScore = -0x1p120f;
@@ -226,10 +234,23 @@ __device__ __forceinline__ void store_tile_rows(T* out, int64_t row_stride, int 
 
 // ---- host side
 
+inline int device_attribute(cudaDeviceAttr attribute) {
+    int device = 0, value = 0;
+    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
+        fail("attention: the CUDA device does not tell its attribute %d", int(attribute));
+    return value;
+}
+
+// Whether a block of the current device may take that much shared memory.
+inline bool has_shared(size_t bytes) {
+    return size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) >= bytes;
+}
+
 // Whether the tensor-core kernels take this shape on the current device, given its pointers.
 template <class... P>
 bool mma_covers(const AttentionShape& s, const P*... pointers) {
     if (s.dtype == DType::f32 || (s.D != 64 && s.D != 80 && s.D != 96 && s.D != 128)) return false;
+    if (s.dtype == DType::bf16 && device_attribute(cudaDevAttrComputeCapabilityMajor) < 8) return false;
     if (!aligned_to(16, pointers...) || s.Tk > 0x7fffff00 || s.offset() + s.Tq > 0x7fffff00) return false;
     return ((s.q_row | s.q_batch | s.kv_row | s.kv_batch | s.o_row | s.o_batch) & 7) == 0;
 }

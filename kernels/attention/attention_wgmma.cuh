@@ -229,13 +229,6 @@ bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
     return s.fastest >= AttentionKernels::wgmma && mma_covers(s, pointers...);
 }
 
-inline int device_attribute(cudaDeviceAttr attribute) {
-    int device = 0, value = 0;
-    if (cudaGetDevice(&device) != cudaSuccess || cudaDeviceGetAttribute(&value, attribute, device) != cudaSuccess)
-        fail("attention: the CUDA device does not tell its attribute %d", int(attribute));
-    return value;
-}
-
 // Whether this kernel, whose body exists in code for sm_90a only, can run on the current device: a build for other
 // architectures leaves it empty. A body takes more than a hundred registers, nothing a handful. (Its shared memory says
 // less: the system's KiB may be counted.)

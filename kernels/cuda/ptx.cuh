@@ -48,13 +48,34 @@ PTX_FN void store16(void* p, const uint4& v) {
 
 // ---- cp.async: global to shared, asynchronous. Both addresses aligned to the size. Only src_bytes are read; the rest
 // of the destination becomes zero (src_bytes = 0 is how a tail row is masked; src must still be a valid pointer).
+// Before sm_80 an ordinary copy, over when the call returns.
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+template <class Word>
+PTX_FN void copy_now(void* dst, const void* src, int src_bytes) {
+    Word word{};
+    if (src_bytes == int(sizeof word)) {
+        word = *static_cast<const Word*>(src);
+    } else {
+#pragma unroll 1
+        for (int i = 0; i < src_bytes; ++i)
+            reinterpret_cast<unsigned char*>(&word)[i] = static_cast<const unsigned char*>(src)[i];
+    }
+    *static_cast<Word*>(dst) = word;
+}
+#define PTX_CP_ASYNC(Word, ...) copy_now<Word>(dst, src, src_bytes)
+#define PTX_CP_ASYNC_GROUP(...)
+#else
+#define PTX_CP_ASYNC(Word, text) \
+    asm volatile("cp.async." text ", %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes) : "memory")
+#define PTX_CP_ASYNC_GROUP(...) asm volatile(__VA_ARGS__ : "memory")
+#endif
 
 PTX_FN void cp_async4(void* dst, const void* src, int src_bytes = 4 PTX_AT) {
 #if defined(SIMT_EMU)
     simt::cp_async(dst, src, 4, src_bytes, at);
 #else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
-                 : "memory");
+    PTX_CP_ASYNC(uint32_t, "ca.shared.global [%0], [%1], 4");
 #endif
 }
 
@@ -62,8 +83,7 @@ PTX_FN void cp_async8(void* dst, const void* src, int src_bytes = 8 PTX_AT) {
 #if defined(SIMT_EMU)
     simt::cp_async(dst, src, 8, src_bytes, at);
 #else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
-                 : "memory");
+    PTX_CP_ASYNC(uint2, "ca.shared.global [%0], [%1], 8");
 #endif
 }
 
@@ -71,8 +91,7 @@ PTX_FN void cp_async16(void* dst, const void* src, int src_bytes = 16 PTX_AT) {
 #if defined(SIMT_EMU)
     simt::cp_async(dst, src, 16, src_bytes, at);
 #else
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(smem_u32(dst)), "l"(src), "r"(src_bytes)
-                 : "memory");
+    PTX_CP_ASYNC(uint4, "cg.shared.global [%0], [%1], 16");
 #endif
 }
 
@@ -80,7 +99,7 @@ PTX_FN void cp_async_commit() {
 #if defined(SIMT_EMU)
     simt::cp_async_commit();
 #else
-    asm volatile("cp.async.commit_group;" ::: "memory");
+    PTX_CP_ASYNC_GROUP("cp.async.commit_group;" ::);
 #endif
 }
 
@@ -90,7 +109,7 @@ PTX_FN void cp_async_wait() {
 #if defined(SIMT_EMU)
     simt::cp_async_wait(N);
 #else
-    asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
+    PTX_CP_ASYNC_GROUP("cp.async.wait_group %0;" ::"n"(N));
 #endif
 }
 
@@ -127,9 +146,23 @@ PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) {
 // With g = lane/4, t = lane%4 (two 16-bit values per register, the lower column or k in the lower half):
 //   a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)   a[3] (g+8, 2t+8..)
 //   b[0] (k 2t.., n g)   b[1] (k 2t+8.., n g)     c[0],c[1] (g, 2t..)   c[2],c[3] (g+8, 2t..)
+// Before sm_80 there is half of it, m16n8k8 with a[0], a[1] and b[0], in fp16 alone: bf16 traps.
 
 #if defined(SIMT_EMU)
 #define PTX_MMA(type, model) simt::mma_m16n8k16(d, a, b, c, model, at)
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+PTX_FN void mma_m16n8k8_fp16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t b, const float (&c)[4]) {
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%7,%8,%9,%10};"
+                 : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+                 : "r"(a0), "r"(a1), "r"(b), "f"(c[0]), "f"(c[1]), "f"(c[2]), "f"(c[3]));
+}
+#define PTX_MMA(type, model)                      \
+    if constexpr (type[0] == 'b') {               \
+        __trap();                                 \
+    } else {                                      \
+        mma_m16n8k8_fp16(d, a[0], a[1], b[0], c); \
+        mma_m16n8k8_fp16(d, a[2], a[3], b[1], d); \
+    }
 #else
 #define PTX_MMA(type, model)                                                                                          \
     asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." type "." type                                               \

@@ -44,6 +44,10 @@ LoadedKernels load_kernels(Device device) {
             cudaGetLastError();
             cudaDeviceProp card;
             CUDA_CHECK(cudaGetDeviceProperties(&card, device.index));
+            require(10 * card.major + card.minor >= 75,
+                    "%s has compute capability %d.%d, and the kernels need 7.5 (Turing) or newer, for ldmatrix and "
+                    "mma.sync\n  nearest: --device cpu",
+                    card.name, card.major, card.minor);
             fail(
                 "%s has compute capability %d.%d, and this program has no code for it\n  build it with: make SM=%d%d%s",
                 card.name, card.major, card.minor, card.major, card.minor, card.major == 9 ? "a" : "");

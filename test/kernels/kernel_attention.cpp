@@ -2,6 +2,7 @@
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/runtime/context.h"
+#include "kernels/runtime/request.h"
 #include "test/kernels/attention_double.h"
 #include "test/kernels/capability.h"
 #include "test/kernels/kernel_test.h"
@@ -219,6 +220,11 @@ void Attention::check_backward(AttentionKernels fastest) {
         place_documents(run, c, a.shape);
         attention_backward(run.stream(), a);
     };
+    const int capability = compute_capability();
+    if (c.D > 240 && capability > 0 && capability < 80) {  // what 64 KiB of shared memory do not hold
+        EXPECT_THROW(run_on(Device{DeviceKind::cuda, 0}, op), RequestError);
+        return;
+    }
     const double small = std::ldexp(1.0, -17) * double(8 * c.H / c.K);
     const double column = c.dtype == DType::f32 ? 0 : 3 * rounding() * 8 * double(c.H / c.K);
     const double row = c.dtype == DType::f32 ? 0 : 3 * rounding();

@@ -48,16 +48,23 @@ TEST(AttentionCheck, WrongNumbersAreRefused) {
 }
 
 #ifdef SIMT_EMU
-TEST(AttentionCheck, ADeviceWithoutCodeIsRefused) {
+void expect_no_code(const char* words) {
     setenv("SIMT_NO_CODE", "1", 1);
     try {
         load_kernels(kGpu);
         ADD_FAILURE() << "it was loaded";
     } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("has no code for it\n  build it with: make SM="), std::string::npos)
-            << error.what();
+        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
     unsetenv("SIMT_NO_CODE");
+}
+TEST(AttentionCheck, ADeviceWithoutCodeIsRefused) { expect_no_code("has no code for it\n  build it with: make SM="); }
+TEST(AttentionCheck, ADeviceBeforeTuringIsRefused) {
+    const char* const set = getenv("SIMT_ARCH");
+    const std::string before = set ? set : "";
+    setenv("SIMT_ARCH", "70", 1);
+    expect_no_code("has compute capability 7.0, and the kernels need 7.5 (Turing) or newer");
+    before.empty() ? unsetenv("SIMT_ARCH") : setenv("SIMT_ARCH", before.c_str(), 1);
 }
 #endif
 

@@ -209,10 +209,12 @@ arches() {  # arches NAME WHAT_NVCC_KNOWS CAPABILITIES WANTED
 arches "two H100 under CUDA 12.0" "sm_80 sm_89 sm_90" "9.0 9.0" " 80 89 90a; 90a;"
 arches "a workstation of two kinds" "sm_80 sm_86 sm_89 sm_90 sm_100 sm_103 sm_120" "8.6 12.0" " 80 89 90a 100 120; 86 120;"
 arches "a GPU that nvcc does not know" "sm_80 sm_89 sm_90" "9.0 12.0" " 80 89 90a;;"
+arches "a T4" "sm_75 sm_80 sm_86 sm_90" "7.5" " 75 80 90a; 75;"
+arches "a V100 beside a T4" "sm_70 sm_75 sm_80" "7.0 7.5" " 75 80; 75; 7.0;"
 
 # What a goal compiles for then: all that nvcc knows for a program that travels, two for the tests; what is there already suffices.
 mkdir -p "$work/sm/build/arches"
-printf 'HAVE_CUDA := 1\nNVCC := false\nCUDA_KNOWS := 80 89 90a 100 120\nCUDA_HERE :=\n' > "$work/sm/build/config.mk"
+printf 'HAVE_CUDA := 1\nNVCC := false\nCUDA_KNOWS := 75 80 89 90a 100 120\nCUDA_HERE :=\n' > "$work/sm/build/config.mk"
 goal() {  # goal NAME BUILT WANTED MAKE_VARIABLE...
   rm -f "$work/sm/build/arches"/*
   [ -z "$2" ] || touch "$work/sm/build/arches/$2"
@@ -221,11 +223,19 @@ goal() {  # goal NAME BUILT WANTED MAKE_VARIABLE...
   if [ "$got" = "$3" ]; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1: $got"; fi
 }
 goal "make without a GPU" "" "80 89 90a 100 120" MAKECMDGOALS=all
+goal "make dist without a GPU" "" "75 80 89 90a 100 120" MAKECMDGOALS=dist
 goal "make test without a GPU" "" "80 90a" MAKECMDGOALS=test
 goal "make test after make" "80-89-90a-100-120" "80 89 90a 100 120" MAKECMDGOALS=test
 goal "make after make test" "80-90a" "80 89 90a 100 120" MAKECMDGOALS=all
 goal "make on a machine with an H100" "" "90a" MAKECMDGOALS=all CUDA_HERE=90a
+goal "make on a machine with a T4" "" "75" MAKECMDGOALS=all CUDA_HERE=75
 goal "architectures that were asked for" "80-89-90a-100-120" "80 100" MAKECMDGOALS=all SM="80 100"
+
+too_small() {  # too_small NAME MAKE_VARIABLE...: one sentence
+  if { make -s BUILD="$work/sm/build" "${@:2}" --eval 'print-it: ; @:' print-it 2>&1 || true; } | grep -q 'the kernels need compute capability 7.5'; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1"; fi
+}
+too_small "an older architecture is refused" SM=70
+too_small "an older GPU is named" CUDA_TOO_SMALL=7.0
 
 echo "$passed passed, $failed failed"
 [ $failed = 0 ]

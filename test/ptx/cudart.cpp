@@ -249,9 +249,10 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* a, const void* f) {
 }
 // Linked with --wrap: the emulator's does nothing.
 cudaError_t __wrap_cudaFuncSetAttribute(const void* f, cudaFuncAttribute attribute, int value) {
-    constexpr int kMost = 227 << 10;
+    int most = 0;
+    cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0);
     if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
-    if (!stubs().count(f) || value < 0 || value > kMost) return cudaErrorInvalidValue;
+    if (!stubs().count(f) || value < 0 || value > most) return cudaErrorInvalidValue;
     stubs()[f].max_dynamic_shared = value;
     return cudaSuccess;
 }

@@ -23,8 +23,17 @@ struct Rule {
 
 constexpr int kAny = 1000;
 #define TENSOR_CORE "_D(64|80|96|128)_(bf16|f16|fp16)"
+#define TENSOR_CORE_FP16 "_D(64|80|96|128)_(f16|fp16)"
 
 const Rule kRules[] = {
+    {".*/Attention.ForwardMatchesCpu", ".*" TENSOR_CORE_FP16 ".*", 75, 75, {"attention_forward_mma_kernel<"}, "wgmma"},
+    {".*/Attention.BackwardMatchesCpu",
+     ".*" TENSOR_CORE_FP16 ".*",
+     75,
+     75,
+     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
+     "wgmma"},
+    {".*/Attention.(Forward|Backward)MatchesCpu", ".*_bf16.*", 75, 75, {}, "mma_kernel"},
     {".*/Attention.ForwardMatchesCpu",
      ".*" TENSOR_CORE ".*",
      90,

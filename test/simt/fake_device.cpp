@@ -1,7 +1,7 @@
 // The devices of the fake CUDA runtime: how many, their properties, the names of errors, and the one entry point of the
 // driver that TMA needs (cuTensorMapEncodeTiled, reached as on a real device).
 // Environment: SIMT_DEVICES (how many), SIMT_P2P (0: they do not reach each other), SIMT_MEMORY (bytes per device),
-// SIMT_ARCH (80, 86, 89, 90, 100 or 120).
+// SIMT_ARCH (75, 80, 86, 89, 90, 100 or 120).
 #include "test/simt/fake_device.h"
 
 #include <cstdint>
@@ -54,11 +54,13 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
     p->major = arch / 10, p->minor = arch % 10;
     p->warpSize = 32;
     p->multiProcessorCount = int(number_from("SIMT_MULTIPROCESSORS", 4));
-    p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = 2048, p->maxBlocksPerMultiProcessor = 32;
+    const bool turing = arch < 80;
+    p->maxThreadsPerBlock = 1024, p->maxThreadsPerMultiProcessor = turing ? 1024 : 2048;
+    p->maxBlocksPerMultiProcessor = turing ? 16 : 32;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = 1024, p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff, p->maxGridSize[1] = p->maxGridSize[2] = 65535;
-    const int shared = arch == 86 || arch == 89 || arch >= 120 ? 100 : arch >= 90 ? 228 : 164;  // KiB
-    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = size_t(shared - 1) << 10;
+    const int shared = turing ? 64 : arch == 86 || arch == 89 || arch >= 120 ? 100 : arch >= 90 ? 228 : 164;  // KiB
+    p->sharedMemPerBlock = 48 << 10, p->sharedMemPerBlockOptin = size_t(turing ? shared : shared - 1) << 10;
     p->sharedMemPerMultiprocessor = size_t(shared) << 10;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
     p->l2CacheSize = 1 << 20;

@@ -6,6 +6,7 @@
 #include <map>
 #include <numeric>
 
+#include "test/simt/fake_device.h"
 #include "test/simt/runtime.h"
 
 namespace simt {
@@ -365,11 +366,12 @@ bool is_of_current_device(cudaStream_t stream);
 void first_use(const void* kernel);
 
 cudaError_t launch(cudaStream_t stream, const Launch& l, std::function<void()> thread_body) {
-    constexpr size_t kMaxSmem = 227 * 1024;  // sm_90; what a launch may ask for
+    int most_smem = 0;  // what a launch may ask for
+    cudaDeviceGetAttribute(&most_smem, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device());
     const uint64_t threads = uint64_t(l.block.x) * l.block.y * l.block.z;
     const bool valid = threads >= 1 && threads <= 1024 && l.block.z <= 64 && l.grid.x >= 1 && l.grid.y >= 1 &&
                        l.grid.z >= 1 && l.grid.x <= 0x7fffffff && l.grid.y <= 65535 && l.grid.z <= 65535 &&
-                       l.smem <= kMaxSmem && l.cluster >= 1 && l.cluster <= 8 && l.grid.x % l.cluster == 0;
+                       l.smem <= size_t(most_smem) && l.cluster >= 1 && l.cluster <= 8 && l.grid.x % l.cluster == 0;
     if (!valid) return cudaErrorInvalidConfiguration;
     if (!is_of_current_device(stream)) return cudaErrorInvalidResourceHandle;
     first_use(l.kernel);
