@@ -103,7 +103,7 @@ static int train_command(TrainOptions options, Process& process) {
     if (from)
         for (const std::string& line : adopt_options(options, from->manifest, process.size()))
             if (process.is_root()) std::printf("changed  %s\n", line.c_str());
-    choose_dtype(options, will_use_gpu(options));
+    choose_dtype(options, gpu_capability(options));
     if (options.recipe && !from)
         for (const std::string& line :
              choose_recipe(options, model_config(options, find_data(options).vocab), process.size()))

@@ -11,8 +11,8 @@
 #include "kernels/fp8/fp8_mx_gemm.h"
 #include "kernels/gemm/gemm_lt.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
-#include "kernels/runtime/cuda_check.h"
 
 namespace rz {
 namespace {
@@ -157,17 +157,10 @@ void fp8_mx_gemm_cuda(const Fp8MxGemm& g, Stream& stream) {
         stream);
 }
 
-static std::pair<int, int> capability(Device device) {
-    int major = 0, minor = 0;
-    CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device.index));
-    CUDA_CHECK(cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device.index));
-    return {major, minor};
-}
-
 std::string fp8_missing_cuda(Device device) {
-    const auto [major, minor] = capability(device);
-    if (10 * major + minor >= 89) return "";
-    return format("%s (%d.%d) has no fp8 products", device.name().c_str(), major, minor);
+    const int capability = compute_capability(device);
+    if (capability >= 89) return "";
+    return format("%s (%d.%d) has no fp8 products", device.name().c_str(), capability / 10, capability % 10);
 }
 
 // Whether the cuBLASLt of this build's headers or the one that was loaded is older than 12.`minor`; if so, in words.
@@ -185,15 +178,15 @@ static std::string older_than_12(int minor) {
 }
 
 std::string fp8_mx_missing_cuda(Device device) {
-    const auto [major, minor] = capability(device);
-    if (major >= 10) return older_than_12(8);
-    return format("needs compute capability 10.0, this is %d.%d", major, minor);
+    const int capability = compute_capability(device);
+    if (capability >= 100) return older_than_12(8);
+    return format("needs compute capability 10.0, this is %d.%d", capability / 10, capability % 10);
 }
 
 std::string fp8_blocks_missing_cuda(Device device) {
-    const auto [major, minor] = capability(device);
-    if (major == 9) return older_than_12(9);
-    return format("needs compute capability 9.0, this is %d.%d", major, minor);
+    const int capability = compute_capability(device);
+    if (capability / 10 == 9) return older_than_12(9);
+    return format("needs compute capability 9.0, this is %d.%d", capability / 10, capability % 10);
 }
 
 }  // namespace rz

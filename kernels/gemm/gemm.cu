@@ -9,8 +9,8 @@
 #include "kernels/gemm/gemm_lt.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/cuda/gpu.cuh"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
-#include "kernels/runtime/cuda_check.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -142,10 +142,9 @@ class GemmPlans {
         const int device = stream.device().index;
         Buffer& buffer = workspaces_[{device, stream.cuda()}];
         if (!buffer) {
-            int major = 0;
-            CUDA_CHECK(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
-            buffer = Buffer(Device{DeviceKind::cuda, device, &stream.context()}, gemm_workspace_bytes(major),
-                            MemKind::workspace, "cuBLASLt workspace");
+            buffer = Buffer(Device{DeviceKind::cuda, device, &stream.context()},
+                            gemm_workspace_bytes(compute_capability(stream.device()) / 10), MemKind::workspace,
+                            "cuBLASLt workspace");
         }
         return {handle_of(device), buffer.data(), size_t(buffer.bytes())};
     }

@@ -30,10 +30,10 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
                int64_t runs) {
     if (!o.on()) return;
     const char* recipe = name_of(o.recipe);
-    require_request(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
-                    name_of(dtype));
     std::string missing = fp8_missing(device);
     require_request(missing.empty(), "--fp8 %s: %s\n  nearest: --fp8 none", recipe, missing.c_str());
+    require_request(dtype == DType::bf16, "--fp8 %s needs --dtype bf16, and it is %s\n  nearest: --dtype bf16", recipe,
+                    name_of(dtype));
     const int64_t multiple = fp8_multiple(o.recipe);
     const std::string no_mx = fp8_mx_missing(device);
     if (o.recipe == Fp8Recipe::block) missing = fp8_blocks_missing(device);

@@ -1,6 +1,7 @@
 // What `train_llama plan` prints.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <map>
@@ -53,7 +54,10 @@ double share_of(const Plan& plan, const char* what) {
 double busy_share(const Plan& plan) { return share_of(plan, ""); }
 
 // A machine has one peak for runs of all types, so that their MFU compare.
-const char* peak_name(const PlanCase& c) { return c.options.peak_tflops > 0 ? "--peak-tflops" : "bf16, dense"; }
+const char* peak_name(const PlanCase& c) {
+    if (c.options.peak_tflops > 0) return "--peak-tflops";
+    return !c.machine.cpu && c.machine.compute_capability < 8 ? "fp16, dense" : "bf16, dense";
+}
 
 void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     const double per_second = double(tokens_per_step(c)) / plan.step_seconds;
@@ -327,7 +331,7 @@ void set_host_memory(PlanCase& c, double asked) {
 int plan_command(const PlanOptions& o) {
     PlanCase c{.options = o.train, .config = {}, .machine = load_machine(o.machine), .ranks = int(o.gpus)};
     c.options.device = c.machine.cpu ? DeviceChoice::cpu : DeviceChoice::cuda;
-    choose_dtype(c.options, !c.machine.cpu);
+    choose_dtype(c.options, c.machine.cpu ? 0 : int(std::lround(10 * c.machine.compute_capability)));
     set_host_memory(c, o.host_gib);
     std::string note;
     c.config = planned_config(c.options, note);

@@ -115,7 +115,8 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
 
 int print_config_command(const TrainOptions& asked) {
     TrainOptions o = asked;
-    choose_dtype(o, will_use_gpu(o) || (o.offloads() && o.device == DeviceChoice::automatic));
+    const int here = gpu_capability(o);
+    choose_dtype(o, here == 0 && o.offloads() && o.device == DeviceChoice::automatic ? 80 : here);
     std::string note;
     const ModelConfig config = planned_config(o, note);
     if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());

@@ -12,6 +12,7 @@
 #include <iterator>
 
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/load.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
@@ -104,6 +105,7 @@ class Writer {
         std::string note;
         Device device = pick_device(o.device, 0, &note);
         device.context = &context_;
+        require_products("--dtype", o.dtype, compute_capability(device), "--dtype fp32");
         load_kernels(device);
         if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
         if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())

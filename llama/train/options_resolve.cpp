@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/request.h"
 #include "llama/model/hf.h"
 #include "llama/checkpoint/checkpoint_store.h"
@@ -39,14 +40,25 @@ static void set_value(TrainOptions& o, const std::string& flag, const std::strin
 
 static void keep_wire_dtype(TrainOptions& o) { o.kept_flags["wire-dtype"] = name_of(o.gradient_wire_dtype()); }
 
-void choose_dtype(TrainOptions& o, bool gpu) {
-    if (!o.dtype_auto) return;
-    o.dtype = gpu ? DType::bf16 : DType::f32;
-    set_value(o, "dtype", name_of(o.dtype));
-    keep_wire_dtype(o);
+void choose_dtype(TrainOptions& o, int capability) {
+    if (o.dtype_auto) {
+        o.dtype = capability == 0 ? DType::f32 : has_products(capability, DType::bf16) ? DType::bf16 : DType::f16;
+        set_value(o, "dtype", name_of(o.dtype));
+        keep_wire_dtype(o);
+    }
+    require_products("--dtype", o.dtype, capability, "--dtype fp16, which scales the loss");
+    if (o.optimizer == Optimizer::muon) require_products("--muon-dtype", o.muon_dtype, capability, "--muon-dtype fp32");
 }
 
 bool will_use_gpu(const TrainOptions& o) { return o.device != DeviceChoice::cpu && cuda_device_count() > 0; }
+int gpu_capability(const TrainOptions& o) {
+    int least = 0;
+    for (int i = 0; will_use_gpu(o) && i < cuda_device_count(); ++i) {
+        const int own = compute_capability({DeviceKind::cuda, i, nullptr});
+        least = least == 0 ? own : std::min(least, own);
+    }
+    return least;
+}
 
 std::vector<std::string> choose_recipe(TrainOptions& o, const ModelConfig& c, int64_t ranks, double tokens) {
     std::vector<std::string> lines;

@@ -325,7 +325,7 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     device.choice("--device", Keeps::gpu, o.device, "Device. auto: CUDA where it is usable.").basic();
     device
         .one_of("--dtype", Keeps::always, {"auto", "fp32", "bf16", "fp16"}, "auto",
-                "Data type. auto: bf16 on a GPU, fp32 on the CPU.",
+                "Data type. auto: bf16 on a GPU (fp16 before compute capability 8.0), fp32 on the CPU.",
                 [&o](const std::string& text) {
                     o.dtype_auto = text == "auto";
                     o.dtype = o.dtype_auto ? DType::f32 : parse_dtype("--dtype", text);

@@ -278,9 +278,11 @@ void override_fields(const TrainOptions&, ModelConfig& config);
 // Throws if the sequences or the data's vocabulary do not fit the model.
 void check_fit(const TrainOptions&, const ModelConfig&, int64_t data_vocab);
 
-// --dtype auto: bf16 on a GPU (each that this program has code for multiplies it with fp32 sums), fp32 on the CPU.
-void choose_dtype(TrainOptions&, bool gpu);
-bool will_use_gpu(const TrainOptions&);  // by --device and what is here
+// --dtype auto: on a GPU bf16, or fp16 where its compute capability (such as 75; 0: the CPU) has no bf16 products; fp32
+// on the CPU. Refuses products that the GPU lacks.
+void choose_dtype(TrainOptions&, int capability);
+bool will_use_gpu(const TrainOptions&);   // by --device and what is here
+int gpu_capability(const TrainOptions&);  // then the least of this host's GPUs; else 0
 
 // --auto: sets steps, batch, learning rate, its schedule and the decay where they are not given, for so many ranks and
 // (of a plan, else 0) tokens. Returns a line for each, with its source.

@@ -7,7 +7,9 @@
 
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
+#include "test/kernels/capability.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
@@ -24,11 +26,15 @@ struct Case {
 
 class GemmTest : public testing::TestWithParam<Case> {};
 
+// A type of 16 bits that the device multiplies
+DType half() { return has_products(compute_capability(), DType::bf16) ? DType::bf16 : DType::f16; }
+
 // A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a
 // random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C; where 16 bits are added to,
 // cuBLASLt may round the product, half a sum of K products of about 1, before (seen on an H200).
 TEST_P(GemmTest, MatchesCpu) {
     const Case c = GetParam();
+    if (!has_products(compute_capability(), c.dtype)) GTEST_SKIP() << "a GPU before compute capability 8.0";
     const int64_t a_rows = c.trans_a ? c.K : c.M, a_columns = (c.trans_a ? c.M : c.K) + c.gap;
     const int64_t b_rows = c.trans_b ? c.N : c.K, b_columns = (c.trans_b ? c.K : c.N) + c.gap;
     const Data a = normal(a_rows * a_columns, c.dtype, 1), b = normal(b_rows * b_columns, c.dtype, 2),
@@ -65,7 +71,7 @@ TEST(GemmLimits, BetaZeroIgnoresC) {
 
 // What is added gives the same bits in C and apart from it; neither changes.
 TEST(GemmLimits, AddedApartItHasTheBitsOfC) {
-    for (const DType t : {DType::f32, DType::bf16}) {
+    for (const DType t : {DType::f32, half()}) {
         const Data a = normal(70 * 40, t, 1), b = normal(40 * 90, t, 2), old = normal(70 * 90, t, 3);
         const auto op = [&](bool apart) {
             return [&, apart](KernelRun& run) {
@@ -95,14 +101,13 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
     const std::string path = testing::TempDir() + "/ringzero_gemm_tuning_" + std::to_string(getpid());
     std::filesystem::remove(path);
-    const Data a = normal(24 * 16, DType::bf16, 1), b = normal(40 * 16, DType::bf16, 2),
-               c = normal(24 * 40, DType::f32, 3);
+    const Data a = normal(24 * 16, half(), 1), b = normal(40 * 16, half(), 2), c = normal(24 * 40, DType::f32, 3);
     const auto op = [&](KernelRun& run) {
         Gemm g;
         g.c = run.inout("c", c);
         g.a = run.input(a);
         g.b = run.input(b);
-        g.M = 24, g.N = 40, g.K = 16, g.trans_b = true, g.beta = 1, g.dtype = DType::bf16, g.c_dtype = DType::f32;
+        g.M = 24, g.N = 40, g.K = 16, g.trans_b = true, g.beta = 1, g.dtype = half(), g.c_dtype = DType::f32;
         gemm(run.stream(), g);
     };
     const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
@@ -132,7 +137,7 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
 // The emulated library's first suggestion is made slow, so that each of the others is faster, and all of them sum in
 // another order: "on" keeps the bits of a run that is not tuned, bits-free does not.
 TEST(GemmTuningTest, KeepsTheBitsUnlessTheyAreFree) {
-    const Data a = normal(32 * 512, DType::bf16, 1), b = normal(32 * 512, DType::bf16, 2);
+    const Data a = normal(32 * 512, half(), 1), b = normal(32 * 512, half(), 2);
     const auto bits = [&](GemmTune tune) {
         RankContext context;
         gemm_tuning(context) = {.tune = tune};
@@ -142,7 +147,7 @@ TEST(GemmTuningTest, KeepsTheBitsUnlessTheyAreFree) {
                           g.c = run.output("c", 32 * 32, DType::f32);
                           g.a = run.input(a);
                           g.b = run.input(b);
-                          g.M = g.N = 32, g.K = 512, g.trans_b = true, g.dtype = DType::bf16, g.c_dtype = DType::f32;
+                          g.M = g.N = 32, g.K = 512, g.trans_b = true, g.dtype = half(), g.c_dtype = DType::f32;
                           gemm(run.stream(), g);
                       })
             .at("c")

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdlib>
 
+#include "kernels/runtime/request.h"
 #include "llama/model/presets.h"
 #include "llama/train/options.h"
 
@@ -114,9 +115,9 @@ TEST(Chosen, ARunWithoutOutIsKeptUnlessRunsFolderIsEmpty) {
 // A resumed run keeps the type that it began with, on another kind of device too.
 TEST(Chosen, DtypeAutoIsTheDevicesAndARunKeepsItsOwn) {
     const struct {
-        bool gpu;
+        int gpu;  // its compute capability
         DType chosen;
-    } cases[] = {{true, DType::bf16}, {false, DType::f32}};
+    } cases[] = {{90, DType::bf16}, {80, DType::bf16}, {75, DType::f16}, {0, DType::f32}};
     for (const auto& c : cases) {
         TrainOptions o = asked({"--out", "o"});
         choose_dtype(o, c.gpu);
@@ -124,14 +125,35 @@ TEST(Chosen, DtypeAutoIsTheDevicesAndARunKeepsItsOwn) {
         EXPECT_EQ(o.kept_flags.at("dtype"), name_of(c.chosen));
         for (const std::vector<std::string>& words : {std::vector<std::string>{}, {"--dtype", "auto"}}) {
             TrainOptions resumed = asked(words);
-            EXPECT_TRUE(adopt_flags(resumed, o.kept_flags, {.gpu = !c.gpu}).empty());
-            choose_dtype(resumed, !c.gpu);
+            EXPECT_TRUE(adopt_flags(resumed, o.kept_flags, {.gpu = c.gpu == 0}).empty());
+            choose_dtype(resumed, c.gpu == 0 ? 90 : 0);
             EXPECT_EQ(resumed.dtype, c.chosen);
         }
         TrainOptions given = asked({"--dtype", "fp16"});
         choose_dtype(given, c.gpu);
         EXPECT_EQ(given.dtype, DType::f16);
     }
+}
+
+TEST(Chosen, ProductsThatTheGpuLacksAreRefused) {
+    const auto refusal = [](const std::vector<std::string>& words, int gpu) -> std::string {
+        TrainOptions o = asked(words);
+        try {
+            choose_dtype(o, gpu);
+        } catch (const RequestError& error) {
+            return error.what();
+        }
+        return "";
+    };
+    const std::string bf16 = refusal({"--dtype", "bf16"}, 75);
+    EXPECT_NE(bf16.find("--dtype bf16: a GPU of compute capability 7.5 has no bf16 products"), std::string::npos)
+        << bf16;
+    EXPECT_NE(bf16.find("nearest: --dtype fp16, which scales the loss"), std::string::npos) << bf16;
+    EXPECT_NE(refusal({"--optimizer", "muon"}, 75).find("nearest: --muon-dtype fp32"), std::string::npos);
+    EXPECT_EQ(refusal({"--optimizer", "muon", "--muon-dtype", "fp32"}, 75), "");
+    EXPECT_EQ(refusal({"--dtype", "bf16"}, 0), "");
+    EXPECT_EQ(refusal({"--dtype", "bf16"}, 80), "");
+    EXPECT_EQ(refusal({"--dtype", "fp16"}, 75), "");
 }
 
 // Earlier programs summed in --dtype and sent what they summed, where nothing else was given; a checkpoint left it

@@ -3,6 +3,7 @@
 #
 #   test/program/test_simt_program.sh ./train_llama_simt ./train_llama
 #   ON_A_GPU=1 test/program/test_simt_program.sh ./train_llama ./train_llama      the same on a real one, but for several ranks
+# NO_BF16=1: a GPU without bf16 products; ends before what needs them.
 set -uo pipefail
 simt=$(realpath "$1") cpu=$(realpath "$2")
 cd "$(dirname "$0")/../.." || exit
@@ -33,14 +34,35 @@ PY
   "$cpu" $toy --device cpu --out "$work/cpu" > "$work/log" 2>&1
   "$simt" $toy --device cuda --out "$work/simt" > "$work/log" 2>&1
   compare "fp32" 1e-4 "$work/cpu" "$work/simt"
-  "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
-  "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
-  compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
   # fp16: one rounding is 2^-12.
   "$cpu" $toy --device cpu --dtype fp16 --out "$work/cpuf16" > "$work/log" 2>&1
   "$simt" $toy --device cuda --dtype fp16 --cuda-graphs on --out "$work/simtf16" > "$work/log" 2>&1
   compare "fp16" 1e-3 "$work/cpuf16" "$work/simtf16"
   compare "fp16 against fp32" 2e-3 "$work/cpu" "$work/simtf16"
+  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
+  compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"
+  if [ "$(grep -c "is one graph from" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
+    passed=$((passed + 1))
+  else failed=$((failed + 1)); echo "FAILED: one graph, and the same weights"; fi
+  "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
+  compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
+  # A checkpoint of either backend is resumed on the other: the first steps are kept, the rest is compared.
+  for pair in "cpu cuda $simt" "simt cpu $cpu"; do
+    read -r from device program <<< "$pair"
+    mkdir -p "$work/to-$device"
+    cp -r "$work/$from/checkpoints" "$work/$from/metrics.jsonl" "$work/to-$device/"
+    rm -r "$work/to-$device/checkpoints/step_000000005"
+    "$program" --device "$device" --out "$work/to-$device" --resume auto > "$work/log" 2>&1
+    compare "from a checkpoint of the other backend, on $device" 1e-4 "$work/$from" "$work/to-$device"
+  done
+  if [ -n "${NO_BF16:-}" ]; then
+    echo "$passed passed, $failed failed"
+    exit $((failed > 0))
+  fi
+  "$cpu" $toy --device cpu --dtype bf16 --out "$work/cpu16" > "$work/log" 2>&1
+  "$simt" $toy --device cuda --dtype bf16 --out "$work/simt16" > "$work/log" 2>&1
+  compare "bf16" 4e-3 "$work/cpu16" "$work/simt16"
   # fp8: a layer's products are off by 6 % of random sign, which codes on the two sides of a rounding make differ. A loss averages them.
   sides="${toy/--seq-len 24/--seq-len 32}" fp8="--dtype bf16 --fp8 tensor --fp8-skip-blocks 0,1"
   "$cpu" $sides $fp8 --device cpu --out "$work/cpu8" > "$work/log" 2>&1
@@ -55,6 +77,20 @@ PY
     if grep -q "MFU (of .* TFLOP/s, that a bf16 product of .* reached just now: SIMT emulator" "$work/simt8/log.txt"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: the peak of an unknown card"; fi
     SIMT_ARCH=80 "$simt" $sides $fp8 --device cuda --out "$work/simt80" > "$work/log" 2>&1
     if grep -q "(8.0) has no fp8 products" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: fp8 before 8.9"; fi
+    # A T4: fp16 by itself, with the bits of another GPU's fp16 where attention has no tensor cores (head dimension 8); bf16 is refused.
+    "$simt" $toy --dtype fp16 --device cuda --out "$work/simtf16a" > "$work/log" 2>&1
+    SIMT_ARCH=75 "$simt" ${toy/--dtype fp32/} --device cuda --out "$work/simt75" > "$work/log" 2>&1
+    compare "--dtype auto on a T4 is fp16, to the bit" 0 "$work/simtf16a" "$work/simt75"
+    turing() {  # turing WORDS FLAGS...
+      local words=$1 rc=0
+      shift
+      SIMT_ARCH=75 "$simt" "$@" > "$work/log" 2>&1 || rc=$?
+      if [ $rc = 2 ] && grep -q -- "$words" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: on a T4, exit code $rc: $words"; tail -n 3 "$work/log"; fi
+    }
+    turing "nearest: --dtype fp16, which scales the loss" $toy --dtype bf16 --device cuda
+    turing "nearest: --muon-dtype fp32" $toy --optimizer muon --device cuda
+    turing "(7.5) has no fp8 products" $sides --dtype auto --fp8 tensor --device cuda
+    turing "nearest: --dtype fp32" generate --from "$work/simt75" --prompt a --dtype bf16 --device cuda
   fi
   # State on the host: the bits of none of it, but where the CPU's AdamW takes the place of the GPU's. A checkpoint of one way is resumed
   # with another.
@@ -141,12 +177,6 @@ PY
     SIMT_CUBLASLT=120400 SIMT_ARCH=100 "$simt" $blocks --fp8 mx --device cuda > "$work/log" 2>&1
     refused "mx with an older library" "needs cuBLASLt 12.8 or newer; the cuBLASLt found is 12.4"
   fi
-  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --out "$work/launches" > "$work/log" 2>&1
-  "$simt" $toy --device cuda --batch-tokens 96 --val-every 2 --cuda-graphs on --out "$work/graphs" > "$work/log" 2>&1
-  compare "CUDA graphs, to the bit" 0 "$work/launches" "$work/graphs"
-  if [ "$(grep -c "is one graph from" "$work/log")" = 1 ] && cmp "$work/launches/final/model.safetensors" "$work/graphs/final/model.safetensors"; then
-    passed=$((passed + 1))
-  else failed=$((failed + 1)); echo "FAILED: one graph, and the same weights"; fi
   # Nothing in a step makes the host wait for the device, but for the report of the step before: one event. Counted in what five more
   # steps of three micro-batches add. With a peak given, as the start measures an unknown card's with products until they take long enough.
   [ -n "${ON_A_GPU:-}" ] || for how in "--cuda-graphs off" "--cuda-graphs on" "--adam-dtype bf16 --dtype bf16 --recompute mlp --zero 3"; do
@@ -161,17 +191,6 @@ PY
   "$cpu" $toy --device cpu $narrow --out "$work/cpu_narrow" > "$work/log" 2>&1
   "$simt" $toy --device cuda $narrow --out "$work/simt_narrow" > "$work/log" 2>&1
   compare "bf16 throughout, rounded by the same chance" 4e-3 "$work/cpu_narrow" "$work/simt_narrow"
-  "$simt" $toy --device cuda --recompute block --out "$work/recompute" > "$work/log" 2>&1
-  compare "recompute, to the bit" 0 "$work/simt" "$work/recompute"
-  # A checkpoint of either backend is resumed on the other: the first steps are kept, the rest is compared.
-  for pair in "cpu cuda $simt" "simt cpu $cpu"; do
-    read -r from device program <<< "$pair"
-    mkdir -p "$work/to-$device"
-    cp -r "$work/$from/checkpoints" "$work/$from/metrics.jsonl" "$work/to-$device/"
-    rm -r "$work/to-$device/checkpoints/step_000000005"
-    "$program" --device "$device" --out "$work/to-$device" --resume auto > "$work/log" 2>&1
-    compare "from a checkpoint of the other backend, on $device" 1e-4 "$work/$from" "$work/to-$device"
-  done
   timeout 100 "$simt" $toy --steps 1 --dtype bf16 --device cuda --out "$work/scalar" > "$work/log" 2>&1
   timeout 100 "$simt" $toy --steps 1 --dtype fp32 --device cuda --out "$work/scalar32" > "$work/log32" 2>&1
   if grep -q 'head dimension 8 has no tensor-core kernel.*nearest: 64' "$work/log" && ! grep -q 'tensor-core' "$work/log32"; then

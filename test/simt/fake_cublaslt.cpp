@@ -273,6 +273,9 @@ cublasStatus_t check(const Call& x) {
         return CUBLAS_STATUS_NOT_SUPPORTED;
     if (narrow(x.a.type))
         if (const cublasStatus_t s = check_fp8(x, M, K); s != CUBLAS_STATUS_SUCCESS) return s;
+    int major = 0;
+    cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+    if (x.a.type == CUDA_R_16BF && major < 8) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (!narrow(x.a.type) && (x.desc.scale_a || x.desc.scale_b)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.desc.scale != CUDA_R_32F) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (x.desc.epilogue != CUBLASLT_EPILOGUE_DEFAULT && x.desc.epilogue != CUBLASLT_EPILOGUE_BIAS)

@@ -1,0 +1,18 @@
+#pragma once
+// What a GPU's compute capability says that it can do.
+
+#include "kernels/runtime/device.h"
+
+namespace rz {
+
+// 10 x major + minor of a CUDA device, such as 75; 0 of another device
+int compute_capability(Device);
+
+// Whether a GPU of this capability (0: the CPU) multiplies in that type.
+constexpr bool has_products(int capability, DType dtype) {
+    return dtype != DType::bf16 || capability == 0 || capability >= 80;
+}
+// Refuses the request of `flag` for products where there are none.
+void require_products(const char* flag, DType dtype, int capability, const char* nearest);
+
+}  // namespace rz
