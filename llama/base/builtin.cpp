@@ -38,6 +38,7 @@ __asm__(
     FILE_OF("machines/rtx4090-24g")
     FILE_OF("machines/rtx5090-32g")
     FILE_OF("machines/rtxpro6000-96g")
+    FILE_OF("machines/t4-16g")
     ".byte 0\n"
     ".popsection\n");
 extern "C" __attribute__((visibility("hidden"))) const char rz_builtins[];

@@ -30,7 +30,7 @@ struct Number {
 };
 constexpr double kMost = 1e9;
 const Number kNumbers[] = {
-    {"compute-capability", &Machine::compute_capability, 8.0, 99},
+    {"compute-capability", &Machine::compute_capability, 7.5, 99},
     {"multiprocessors", &Machine::multiprocessors, 0, kMost},
     {"memory-gib", &Machine::memory_gib, 1e-3, kMost, true},
     {"outside-min-mib", &Machine::outside_min_mib, 0, kMost},
