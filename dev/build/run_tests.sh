@@ -157,6 +157,7 @@ for section in $sections; do
         run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt
         run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
+        run sm75 test/ptx/run.sh "$build/ptx" sm75
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi

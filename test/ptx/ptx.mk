@@ -42,6 +42,18 @@ $(PTX)/self_tests: $(PTX)/selftest.o $(PTX)/libptx.a
 	$(say)
 	$(Q)$(CXX) -o $@ $^ $(SIMT_GTEST) -ldl -pthread
 
+# The same tests on objects for sm_75 alone: nvcc takes every kernel for it, and run.sh runs some (make test-full).
+PTX75_KERNELS := $(CU_SOURCES:%.cu=$(PTX)/sm75/%.cu.o)
+PTX75_FLAGS    = $(subst $(GENCODE),-gencode arch=compute_75$(comma)code=[sm_75$(comma)compute_75],$(NVCCFLAGS))
+$(PTX)/sm75/%.cu.o: %.cu Makefile
+	@mkdir -p $(@D)
+	$(say)
+	$(Q)$(NVCC) $(PTX75_FLAGS) -MMD -MP -MF $(@:.o=.d) -c -o $@ $<
+$(PTX)/sm75/comm/%.cu.o: private NVCCFLAGS += $(NCCL_DEVICE_FLAGS)
+$(PTX)/sm75/kernel_tests: $(PTX)/expect_kernels.o $(PTX)/bits.o $(SIMT_TESTS:test/%.cpp=$(SIMT)/plain/t/%.o) $(PTX75_KERNELS) $(PTX_LIBS)
+	$(say)
+	$(Q)$(PTX_LINK) $(PTX_BITS) $(SIMT_GTEST) $(SIMT_LIBS)
+
 # Which devices run.sh pretends to be: those whose PTX there is
 PTX_ARCHES := $(patsubst %a,%,$(filter 80 90a,$(ARCHES)))
 $(PTX)/arches: FORCE

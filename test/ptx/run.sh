@@ -1,9 +1,10 @@
 #!/bin/bash
-# run.sh PTX_DIR quick|all: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
+# run.sh PTX_DIR quick|all|sm75: runs what ptx.mk has built, prints each step's time, exits 1 if one fails.
 #   quick   the kernel tests on the PTX for each architecture, under one seed, with memory order checked
 #   all     the same under more seeds and in order, which lines of PTX none of them executed, bits beside the emulator's, and
 #           other projects' kernels. A step that these programs have passed is not repeated (PTX_DIR/journal). At the end
 #           the report, REPORT (default dev/results/ptx-run.md).
+#   sm75    some of the kernel tests on a T4's PTX and in the emulator as a T4
 # J: processes at a time (default: cores). ONLY: a regular expression; of `all`, the steps whose names match.
 set -u
 dir=$(realpath "$1")
@@ -11,6 +12,17 @@ what=${2:-quick}
 here=$(dirname "$0")
 # shellcheck source=test/simt/steps.sh
 . "$here/../simt/steps.sh" ptx
+if [[ $what == sm75 ]]; then
+    # The first two shapes of each op; attention in fp16, and without tensor cores where 64 KiB count
+    GTEST_FILTER='*/0:*/1:Fma/Attention.Backward*/5:Fma/Attention.Backward*/6:Fma/Attention.Backward*/21:TensorCoreRanges/Attention.*/11'
+    for i in 8 9 13 14 19 22; do GTEST_FILTER+=:TensorCore/Attention.*/$i; done
+    export SIMT_ARCH=75 GTEST_FILTER=$GTEST_FILTER:-*WithoutWgmma*:*Presets*:ManyTiles*
+    PTX_ORDER=1 step "kernel tests and memory order, PTX for sm_75" sharded "$dir/sm75/kernel_tests"
+    step "kernel tests in the emulator, as sm_75" sharded "$dir/../simt/plain/kernel_tests"
+    finish
+    exit
+fi
+
 read -r -a arches < "$dir/arches" || true
 [[ ${#arches[@]} -gt 0 ]] || echo "skipped: this build has PTX for neither sm_80 nor sm_90a; make SM=\"80 90a\" has"
 
