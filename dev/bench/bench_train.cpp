@@ -355,8 +355,8 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_option("--seq-len", flags.seq_len, "Tokens of a sequence.")
         ->capture_default_str()
         ->check(CLI::PositiveNumber);
-    app.add_option("--dtype", flags.dtype, "Data type: fp32 or bf16; both if not given.")
-        ->check(CLI::IsMember({"fp32", "bf16"}));
+    app.add_option("--dtype", flags.dtype, "Data type: fp32, bf16 or fp16; the first two if not given.")
+        ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
     app.add_option("--device", flags.device_name, "Device: auto, cuda or cpu.")->capture_default_str();
     app.add_option("--fp8", flags.fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")
         ->capture_default_str();
@@ -442,9 +442,9 @@ int run(int argc, char** argv) {
                 gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());
 
     for (Shape& s : shapes_of(flags))
-        for (const DType t : {DType::f32, DType::bf16}) {
+        for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
             s.dtype = t;
-            if (!flags.dtype.empty() && flags.dtype != name_of(t)) continue;
+            if (flags.dtype.empty() ? t == DType::f16 : flags.dtype != name_of(t)) continue;
             if (o.curve.empty())
                 measure_fitting(s, o);
             else

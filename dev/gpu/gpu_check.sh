@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Checks everything that needs a GPU and measures it, in one command, and leaves one report:
 #
-#   dev/gpu/gpu_check.sh [--stages a,b,c] [--time-limit SECONDS] [--out DIR] [--programs DIR] [--dry-run]
+#   dev/gpu/gpu_check.sh [--small] [--stages a,b,c] [--time-limit SECONDS] [--out DIR] [--programs DIR] [--dry-run]
 #
 #   --stages      which; they run in this order; default: all but profile
 #                   environment  GPU, driver, toolkit, clocks, power limit, commit
@@ -19,6 +19,8 @@
 #                   curves       200 steps of ringzero and PyTorch from the same weights and data
 #                   pytorch      the same models and batches in PyTorch, compiled
 #                   profile      hardware counters of every kernel, by ncu: DRAM, L2, tensor pipe, issue slots, occupancy, registers
+#   --small       for 15 GiB of GPU memory and two cores, such as a notebook's T4 (dev/gpu/notebook.ipynb): one shape of each op, small
+#                 models, and stages that need neither several ranks nor PyTorch; the time limit is 7200 then
 #   --time-limit  of the whole; default 570. Stages that find no time left are listed as not run
 #   --out         default dev/results/<gpu>-<date>. report.json and report.md are complete after every stage, whatever happens
 #                 then; a later call with other --stages, on the same commit and GPU, adds to them. log.txt has all output
@@ -29,7 +31,7 @@
 #   dev/gpu/gpu_check.sh --time-limit 570 --stages environment,build,tests,program,goldens,sanitizer,ranks,memory,resources
 #   dev/gpu/gpu_check.sh --time-limit 570 --stages environment,build,ceilings,kernels,training,curves,pytorch
 #   dev/gpu/gpu_check.sh --time-limit 570 --stages environment,build,kernels,profile
-# A GPU with 78 GiB is enough. The sources need no git there (COMMIT=name then names them in the report). At most five files are left in
+# A GPU with 78 GiB is enough, and 15 with --small. Where bf16 has no products (before compute capability 8.0), fp16 takes its place. The sources need no git there (COMMIT=name then names them in the report). At most five files are left in
 # DIR, a few hundred KiB.
 #
 # A crash, a CUDA fault or a hang costs the test or program in which it happens, and no other: see the table of failures on top of the
@@ -50,6 +52,8 @@ cd "$(dirname "$0")/../.." || exit 2
 all_stages="environment build tests program goldens sanitizer ranks memory resources ceilings kernels training curves pytorch"
 declare -A cap=([environment]=60 [build]=300 [tests]=150 [program]=100 [goldens]=60 [sanitizer]=200 [ranks]=150 [memory]=100 [resources]=60
                 [ceilings]=90 [kernels]=150 [training]=180 [curves]=90 [pytorch]=400 [profile]=250)
+small_stages="environment build tests program resources ceilings kernels training"
+declare -A small_cap=([environment]=60 [build]=4800 [tests]=1200 [program]=600 [resources]=120 [ceilings]=300 [kernels]=600 [training]=600)
 export OMP_WAIT_POLICY=passive LC_ALL=C
 
 # ---- what stages use: each runs in a process of its own with these in its environment ----------------------------------------
@@ -75,6 +79,7 @@ on_gpu() {  # on_gpu WHAT: whether there is one; else it is said that WHAT was n
   not_measured "$1" "dry run: no GPU is used"
   return 1
 }
+half() { if [ "${CAPABILITY:-90}" -ge 80 ]; then echo bf16; else echo fp16; fi; }
 pick() { if [ "$DRY" = 0 ]; then printf '%s' "$1"; else printf '%s' "$2"; fi; }  # pick ON_A_GPU IN_A_DRY_RUN
 python() { printf '%s' "${PYTHON:-python3}"; }
 failures=0
@@ -177,7 +182,7 @@ stage_build() {
   # The kernels take longest to compile: they begin first.
   [ -z "$(make_variable HAVE_CUDA)" ] || for p in kernels/*.cu kernels/*/*.cu; do first+=" $obj/$p.o"; done
   # shellcheck disable=SC2086,SC2046
-  try_s=400 try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" COMMIT="${COMMIT%% *}" \
+  try_s=$((SMALL ? 4700 : 400)) try make make -s -j"$(nproc)" BUILD="$BUILD" SM="$SM" COMMIT="${COMMIT%% *}" \
     $first $(printf '%s\n' $targets | sort -u) || return 1
   rm -rf "$PROGRAMS" && mkdir -p "$PROGRAMS"
   obj=$(realpath "$obj")
@@ -187,6 +192,11 @@ stage_build() {
   fact "architectures" "$SM"
   fact "built with" "CUDA $(make_variable HAVE_CUDA), NCCL $(make_variable HAVE_NCCL), MPI $(make_variable HAVE_MPI), oneDNN $(make_variable HAVE_DNNL) (1: yes)"
 }
+
+# One shape of each op; offload has none where kernels are profiled, since copies are no kernels.
+declare -A one_shape=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [bias]=8192x4608 [cross_entropy]=8192x32000 [elementwise]=16000000
+                      [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [qk_norm]=8x1024x16x8x128 [quantise]=8192x4096
+                      [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
 
 # What became of each test, from GoogleTest's output: lines of ok, skipped, failed or died (the last one, which did not end), the
 # test, 1 if CUDA may be of no use to the process any more, and the first words that it said. compute-sanitizer's findings fail a test.
@@ -273,14 +283,15 @@ stage_tests() {
   local tests
   on_gpu "the kernel tests on a device" || exit 4
   tests=$(program kernel_tests "it needs GoogleTest when it is built") || exit 3
-  run_tests "kernel tests" "${GPU_CHECK_TEST_SECONDS:-20}" 1 '*' "$tests"
+  run_tests "kernel tests" "${GPU_CHECK_TEST_SECONDS:-$((SMALL ? 120 : 20))}" $((SMALL ? 4 : 1)) '*' "$tests"
 }
 
 stage_program() {
   local train
   on_gpu "the program on a GPU against itself on the CPU" || exit 4
   train=$(program train_llama) || exit 3
-  try "the program, CPU and GPU" env ON_A_GPU=1 test/program/test_simt_program.sh "$train" "$train"
+  [ "$SMALL" = 0 ] || try_s=500
+  try "the program, CPU and GPU" env ON_A_GPU=1 NO_BF16="$([ "$(half)" = bf16 ] || echo 1)" test/program/test_simt_program.sh "$train" "$train"
 }
 
 stage_goldens() {
@@ -297,6 +308,7 @@ stage_goldens() {
 # The products of a layer and of the head's chunk: qkv, o, gate and up, down.
 gemm_shapes() {
   if [ "$DRY" = 1 ]; then echo 64x96x64 64x64x96; return; fi
+  if [ "$SMALL" = 1 ]; then echo 4096x1536x1024 4096x1024x1024 4096x5120x1024 4096x1024x2560 4096x32000x1024; return; fi  # small
   local M=8192
   echo ${M}x4096x2048 ${M}x2048x2048 ${M}x12288x2048 ${M}x2048x6144 ${M}x32000x2048      # medium
   echo ${M}x2048x1536 ${M}x1536x1536 ${M}x17920x1536 ${M}x1536x8960 3532x151936x1536     # 1.5B-class
@@ -309,18 +321,24 @@ stage_ceilings() {
   for s in $(gemm_shapes); do flags+=(--shape "$s"); done
   local tune=()
   on_gpu "cuBLASLt" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
-  try bench_gemm "$bench" --device "$DEVICE" --iters "$(pick 9 2)" "${tune[@]}" --json "$ROWS" "${flags[@]}" || true
+  try bench_gemm "$bench" --device "$DEVICE" --dtype "$(half)" --iters "$(pick 9 2)" "${tune[@]}" --json "$ROWS" "${flags[@]}" || true
 }
 
 stage_kernels() {
-  local op bench shape=()
+  local op bench s shape=()
   declare -A small=([adamw]=65536 [attention]=1x64x4x2x32 [bias]=64x256 [cross_entropy]=32x512 [elementwise]=65536 [embedding]=64x64x512
                     [fp8_gemm]=128x128x128 [global_norm]=65536 [offload]=65536 [qk_norm]=1x64x4x2x32 [quantise]=128x256 [rmsnorm]=64x256 [rope]=1x64x4x2x32 [swiglu]=64x256)
   on_gpu "the CUDA kernels (rows below are the CPU's)" || true
   for op in $ops; do
+    if [ $op = fp8_gemm ] && [ "$CAPABILITY" -lt 89 ]; then
+      not_measured "bench_fp8_gemm" "a GPU before compute capability 8.9 has no fp8 products"
+      continue
+    fi
     bench=$(program bench_$op) || exit 3
+    shape=()
+    [ "$SMALL" = 0 ] || for s in ${one_shape[$op]:-16777216}; do shape+=(--shape "$s"); done
     [ "$DRY" = 0 ] || shape=(--shape "${small[$op]}")
-    try_s=60 try bench_$op "$bench" --device "$DEVICE" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
+    try_s=$((SMALL ? 120 : 60)) try bench_$op "$bench" --device "$DEVICE" --dtype "$(half)" --iters "$(pick 15 2)" --json "$ROWS" "${shape[@]}" || true
   done
 }
 
@@ -329,9 +347,6 @@ stage_profile() {
   on_gpu "hardware counters" || exit 4
   command -v ncu > /dev/null || unavailable "ncu is not on the PATH; it is in the CUDA Toolkit (Nsight Compute)"
   local op bench shape known metrics=launch__registers_per_thread m
-  declare -A shapes=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x8x64" [bias]=8192x4608 [cross_entropy]=8192x32000 [elementwise]=16000000
-                     [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [qk_norm]=8x1024x16x8x128 [quantise]=8192x4096
-                     [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
   known=$(timeout 60 ncu --query-metrics < /dev/null 2>&1) || { note "ncu --query-metrics: $(tail -n 1 <<< "$known")"; return 1; }
   for m in gpu__time_duration.sum {dram,lts}__throughput.avg.pct_of_peak_sustained_elapsed \
     {sm__pipe_tensor_cycles,sm__pipe_tensor_op_hmma_cycles,smsp__issue,sm__warps}_active.avg.pct_of_peak_sustained_active \
@@ -340,7 +355,7 @@ stage_profile() {
   done
   for op in $ops; do
     bench=$(program bench_$op) || exit 3
-    for shape in ${shapes[$op]:-}; do  # offload has none: copies are no kernels
+    for shape in ${one_shape[$op]:-}; do
       rm -f "$WORK/ncu.csv"
       try_s=60 try "bench_$op under ncu" ncu --profile-from-start off --clock-control none --csv --page raw --print-units base \
         --metrics "$metrics" --log-file "$WORK/ncu.csv" "$bench" --device cuda --profile --shape "$shape" || true
@@ -370,6 +385,14 @@ training_models() {
     echo "smallest, bf16|--preset bytes --vocab 512 --layers 1 --ffn 768 --batch 1 --seq-len 128 --dtype bf16 --fp8 block|"
     return
   fi
+  if [ "$SMALL" = 1 ]; then
+    echo "small|--preset small --batch 4 --seq-len 1024|"
+    echo "small|--preset small --batch 4 --seq-len 1024 --recompute block|"
+    echo "tiny|--preset tiny --batch 16 --seq-len 1024|"
+    echo "tiny|--preset tiny --batch 16 --seq-len 1024 --cuda-graphs on|"
+    echo "tiny, fp32|--preset tiny --batch 8 --seq-len 1024 --dtype fp32|"
+    return
+  fi
   local b7="--preset medium --dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --layers" t7="--dim 4096 --ffn 11008 --heads 32 --kv-heads 32 --vocab 32000 --layers"
   local b15="--preset medium --dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --head tied"
   local t15="--dim 1536 --ffn 8960 --heads 12 --kv-heads 2 --layers 28 --vocab 151936 --tied" tm="--dim 2048 --ffn 6144 --heads 16 --kv-heads 8 --layers 24 --vocab 32000"
@@ -393,10 +416,10 @@ stage_training() {
   bench=$(program bench_train) || exit 3
   on_gpu "training on a GPU (rows below are the CPU's)" && tune=(--gemm-tune on --gemm-cache "$WORK/gemm_tuning.txt")
   while IFS='|' read -r name flags torch; do
-    dtype="--dtype $(pick bf16 fp32)"
+    dtype="--dtype $(pick "$(half)" fp32)"
     [[ $flags != *--dtype* ]] || dtype=''
     # shellcheck disable=SC2086
-    try_s=60 try "$name" "$bench" --device "$DEVICE" $dtype $flags --name "$name" --steps "$(pick 10 1)" --classes \
+    try_s=$((SMALL ? 150 : 60)) try "$name" "$bench" --device "$DEVICE" $dtype $flags --name "$name" --steps "$(pick 10 1)" --classes \
       "${tune[@]}" --json "$ROWS" && beside_the_prediction "$name" $flags
   done < <(training_models)
   return 0
@@ -404,7 +427,7 @@ stage_training() {
 beside_the_prediction() {  # beside_the_prediction NAME FLAGS...: op by op, of a step as predict_step knows it
   local name=$1 text gpu=h200
   shift
-  [ -x "$PROGRAMS/predict_step" ] && [ "$DRY" = 0 ] && [[ "$*" != *--cuda-graphs* && "$*" != *--recompute* && "$*" != *--master* && "$*" != *--fp8* ]] || return 0
+  [ -x "$PROGRAMS/predict_step" ] && [ "$DRY$SMALL" = 00 ] && [[ "$*" != *--cuda-graphs* && "$*" != *--recompute* && "$*" != *--master* && "$*" != *--fp8* ]] || return 0
   [[ "$GPU" != *H100* ]] || gpu=h100
   grep -a '"classes"' "$ROWS" | tail -n 1 > "$WORK/classes.json"
   text=$(limited 20 "$PROGRAMS/predict_step" "$@" --gpu $gpu --measured "$WORK/classes.json" 2>&1) || return 0
@@ -530,14 +553,15 @@ usage() {  # usage [WHAT IS WRONG]
   sed -n '2,/^# shellcheck/{/^# shellcheck/d;s/^# \{0,1\}//;p}' "$0"
   exit 0
 }
-stages=$all_stages limit=570 OUT='' DRY=0 GIVEN_PROGRAMS=0 PROGRAMS='' command="dev/gpu/gpu_check.sh $*"
+stages='' limit='' SMALL=0 OUT='' DRY=0 GIVEN_PROGRAMS=0 PROGRAMS='' command="dev/gpu/gpu_check.sh $*"
 while [ $# -gt 0 ]; do
   case $1 in
     --dry-run) DRY=1 ;;
+    --small) SMALL=1 ;;
     --stages | --time-limit | --out | --programs)
       [ $# -ge 2 ] || usage "$1 needs a value"
       case $1 in
-        --stages) stages=${2//,/ } ;;
+        --stages) stages=${2//,/ } && [ -n "${stages// /}" ] || usage "--stages names none" ;;
         --time-limit) limit=$2 ;;
         --out) OUT=$2 ;;
         --programs) PROGRAMS=$(realpath -e "$2") || usage "--programs $2: no such folder"; GIVEN_PROGRAMS=1 ;;
@@ -548,25 +572,27 @@ while [ $# -gt 0 ]; do
   esac
   shift
 done
+: "${stages:=$([ $SMALL = 1 ] && echo "$small_stages" || echo "$all_stages")}" "${limit:=$((SMALL ? 7200 : 570))}"
 [[ $limit =~ ^[1-9][0-9]*$ ]] || usage "--time-limit $limit: it must be a number of seconds"
-[ -n "$stages" ] || usage "--stages names none"
+[ $SMALL = 0 ] || for s in "${!small_cap[@]}"; do cap[$s]=${small_cap[$s]}; done
 for s in $stages; do [[ " $all_stages profile " == *" $s "* ]] || usage "--stages: $s is none of: $all_stages profile"; done
 chosen=""
 for s in $all_stages profile; do [[ " $stages " == *" $s "* ]] && chosen="$chosen $s"; done
 
-DEVICE=cpu SM="80 90a" gpu="$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
+DEVICE=cpu SM="80 90a" CAPABILITY=90 gpu="$(sed -n 's/^model name[^:]*: //p' /proc/cpuinfo | head -n 1)"
 BUILD=${BUILD:-build}
 if [ $DRY = 0 ]; then
   DEVICE=cuda
   gpu=$(timeout 30 nvidia-smi --query-gpu=name,compute_cap --format=csv,noheader 2> /dev/null | head -n 1)
   [ -n "$gpu" ] || { echo "gpu_check.sh: nvidia-smi shows no GPU; --dry-run runs the logic without one" >&2; exit 2; }
-  capability=$(sed 's/.*, *//; s/\.//' <<< "$gpu")
+  CAPABILITY=$(sed 's/.*, *//; s/\.//' <<< "$gpu")
   gpu=${gpu%,*}
   # Only for this GPU, which halves the time; but what `make` has built for it already serves too.
-  case $capability-$(compgen -G "$BUILD/cuda*/libringzero.a") in
+  case $CAPABILITY-$(compgen -G "$BUILD/cuda*/libringzero.a") in
     80-?* | 90-?*) ;;
+    75-?*) SM=auto ;;
     90-) SM=90a BUILD=$BUILD/sm90a ;;
-    *) SM=$capability BUILD=$BUILD/sm$capability ;;
+    *) SM=$CAPABILITY BUILD=$BUILD/sm$CAPABILITY ;;
   esac
 fi
 if [ -z "${COMMIT:-}" ]; then  # may be given, where the sources have come without their history
@@ -588,7 +614,7 @@ if [ dev/gpu/gpu_report.cpp -nt "$REPORT" ]; then
     exit 2
   }
 fi
-export OUT WORK DRY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen" GPU="$gpu"
+export OUT WORK DRY SMALL CAPABILITY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen" GPU="$gpu"
 # shellcheck disable=SC2086
 "$REPORT" begin "$OUT" "$COMMIT" "$gpu" "$(date -u '+%F %H:%M UTC')" "$command" $DRY $chosen || exit 2
 

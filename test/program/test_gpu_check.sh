@@ -178,6 +178,46 @@ CPP
   check "the report begins with them" 'md.index("What failed") < md.index("## tests") and "wrong element 7" in md'
 fi
 
+# The same as a T4, small: fp16 in place of bf16, no fp8, nothing that needs ranks or PyTorch, within 15 GiB.
+fresh
+stand_in nvidia-smi 'case "$*" in *compute-apps*) ;; *name,compute_cap,driver*) echo "Tesla T4, 7.5, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10" ;; *) echo "Tesla T4, 7.5" ;; esac'
+stand_in kernel_tests 'case "$*" in *list*) printf "%s\n" "A." "  One" ;; *) printf "%s\n" "[ RUN      ] A.One" "[       OK ] A.One (0 ms)" ;; esac'
+stand_in train_llama 'echo "train_llama: no"; exit 1'
+stand_in bench_train 'echo "$*" >> '"$work"'/train; '"$good"
+rm -f "$work/train" "$work/arguments"
+PATH=$work/p:$PATH timeout 120 dev/gpu/gpu_check.sh --small --programs "$work/p" --out "$work/out" > "$work/log" 2>&1
+rc=$?
+check "small: its stages" 'list(s) == "environment build tests program resources ceilings kernels training".split() and s["tests"] == s["ceilings"] == s["kernels"] == s["training"] == "ok"'
+check "small: what needs bf16 is left out of the program's runs" 'any("FAILED: fp16" in x["message"] for x in rows("program")) and not any("bf16" in x["message"] or "fp8" in x["message"] for x in rows("program"))'
+check "small: training in fp16, and fp32 where it says so" 'all(("--dtype fp16" in l) != ("--dtype fp32" in l) and "bf16" not in l and "--preset medium" not in l for l in open(folder + "/../train"))'
+arguments='[l for l in open(folder + "/../arguments") if not l.startswith("bench_train")]'
+check "small: kernels in fp16, one shape of each op, no fp8" "len($arguments) == $n_ops and all('--dtype fp16' in l and '--shape' in l and 'fp8_gemm' not in l for l in $arguments)"
+check "small: what was not measured is said" 'any(x["what"] == "bench_fp8_gemm" for x in rows("kernels") if x["kind"] == "not measured")'
+fresh
+dry --small --stages kernels
+check "small: stages can be chosen" 'rc == 0 and list(s) == ["kernels"]'
+
+# The notebook: three cells, as nbformat 4.5 has them; what it calls is there.
+if python3 - <<'PY'; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: dev/gpu/notebook.ipynb"; fi
+import json, os, re, subprocess, sys
+book = json.load(open("dev/gpu/notebook.ipynb"))
+assert (book["nbformat"], book["nbformat_minor"]) == (4, 5) and set(book) == {"cells", "metadata", "nbformat", "nbformat_minor"}
+assert len(book["cells"]) == 3 and len({c["id"] for c in book["cells"]}) == 3
+for c in book["cells"]:
+    assert set(c) == {"cell_type", "execution_count", "id", "metadata", "outputs", "source"}, c
+    assert c["cell_type"] == "code" and c["outputs"] == [] and c["execution_count"] is None and all(isinstance(l, str) for l in c["source"])
+    assert re.fullmatch("[a-zA-Z0-9_-]{1,64}", c["id"])
+calls = [l[1:].strip() for c in book["cells"] for l in "".join(c["source"]).splitlines() if l.startswith("!")]
+scripts = [w for l in calls for w in l.split() if w.startswith("dev/")]
+assert scripts == ["dev/gpu/gpu_check.sh"] and all(os.access(s, os.X_OK) for s in scripts)
+assert subprocess.run(["dev/gpu/gpu_check.sh", "--small", "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout.count("--small") >= 2
+targets = [l.split()[-1] for l in calls if l.startswith("make")]
+assert targets == ["train_llama"] and re.search(r"^train_llama:", open("Makefile").read(), re.M)
+asked = set(re.search(r"install -y ([^>]*)", next(l for l in calls if " install " in l)).group(1).split())
+known = set(re.findall(r"[a-z0-9+.-]+", open("dev/build/install_deps.sh").read()))
+assert asked - {"g++-12"} <= known, asked - known
+PY
+
 # The loss curves of two programs are compared, and a difference is seen.
 rm -rf "$work/out"; mkdir "$work/out"
 rows() {  # rows LAST: 200 steps of both, of which the last ten differ
