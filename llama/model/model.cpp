@@ -142,7 +142,8 @@ class Model::Host : public ProgramHost {
     }
     int64_t boundary_bytes(int) override { return model_.boundary_bytes_; }
 
-    // Every other pointer of a batch follows from these. What is done once per change of the parameters is not recorded.
+    // Every other pointer of a batch follows from these. What is done once per change of the parameters is not
+    // recorded.
     GraphSet::Key graph_key(int micro_batch) override {
         for (const auto& stage : model_.stages_) stage->ready_weights();
         const DeviceBatch b = batch(micro_batch);
