@@ -41,6 +41,10 @@ static void set_value(TrainOptions& o, const std::string& flag, const std::strin
 static void keep_wire_dtype(TrainOptions& o) { o.kept_flags["wire-dtype"] = name_of(o.gradient_wire_dtype()); }
 
 void choose_dtype(TrainOptions& o, int capability) {
+    require_request(!o.fp8.on() || has_products(capability, DType::bf16),
+                    "--fp8 %s: a GPU of compute capability %d.%d has no fp8 products, which came with 8.9\n  nearest: "
+                    "--fp8 none",
+                    name_of(o.fp8.recipe), capability / 10, capability % 10);
     if (o.dtype_auto) {
         o.dtype = capability == 0 ? DType::f32 : has_products(capability, DType::bf16) ? DType::bf16 : DType::f16;
         set_value(o, "dtype", name_of(o.dtype));
