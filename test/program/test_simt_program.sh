@@ -84,12 +84,12 @@ PY
     turing() {  # turing WORDS FLAGS...
       local words=$1 rc=0
       shift
-      SIMT_ARCH=75 "$simt" "$@" --out "$work/refused" > "$work/log" 2>&1 || rc=$?
+      SIMT_ARCH=75 "$simt" "$@" > "$work/log" 2>&1 || rc=$?
       if [ $rc = 2 ] && grep -q -- "$words" "$work/log"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: on a T4, exit code $rc: $words"; tail -n 3 "$work/log"; fi
     }
-    turing "nearest: --dtype fp16, which scales the loss" $toy --dtype bf16 --device cuda
-    turing "nearest: --muon-dtype fp32" $toy --optimizer muon --device cuda
-    turing "compute capability 7.5 has no fp8 products" $sides --dtype auto --fp8 tensor --device cuda
+    turing "nearest: --dtype fp16, which scales the loss" $toy --dtype bf16 --device cuda --out "$work/refused"
+    turing "nearest: --muon-dtype fp32" $toy --optimizer muon --device cuda --out "$work/refused"
+    turing "compute capability 7.5 has no fp8 products" $sides --dtype auto --fp8 tensor --device cuda --out "$work/refused"
     turing "nearest: --dtype fp32" generate --from "$work/simt75" --prompt a --dtype bf16 --device cuda
   fi
   # State on the host: the bits of none of it, but where the CPU's AdamW takes the place of the GPU's. A checkpoint of one way is resumed
