@@ -1,4 +1,5 @@
-// The 8-bit floats against ml_dtypes (stored) and CUDA's own header (where it is), exhaustively.
+// The 8-bit floats against ml_dtypes (stored) and CUDA's own header (where it is), exhaustively; tensors with one scale
+// against torchao (stored).
 
 #include <gtest/gtest.h>
 
@@ -25,6 +26,10 @@ constexpr uint64_t kE4m3Hash = 0xd126f2d8d2ed16d3u, kE4m3ValuesHash = 0xdad1d9c5
 constexpr uint64_t kE5m2Hash = 0x855d40493170ce93u, kE5m2ValuesHash = 0x6c1e56b6fb09c905u;
 constexpr uint64_t kE8m0ValuesHash = 0x585811410ec7eae8u;  // without the NaN, code 255
 
+// torchao 0.18.0, torch 2.15.0+cu132, by dev/golden/make_torchao_golden.py
+constexpr uint64_t kTorchaoE4m3 = 0xd0256dedb6dd76cfu;
+constexpr uint64_t kTorchaoE5m2 = 0x4dd2d7c6d108c79cu;
+
 uint64_t fnv(const void* data, size_t bytes) {
     uint64_t h = 0xcbf29ce484222325u;
     for (size_t i = 0; i < bytes; ++i) h = (h ^ static_cast<const uint8_t*>(data)[i]) * 0x100000001b3u;
@@ -44,6 +49,37 @@ uint64_t hash_of_all_bf16() {
 TEST(Fp8, CodesOfAllBf16NumbersAreMlDtypes) {
     EXPECT_EQ(hash_of_all_bf16<Fp8::e4m3>(), kE4m3Hash);
     EXPECT_EQ(hash_of_all_bf16<Fp8::e5m2>(), kE5m2Hash);
+}
+
+// Magnitude, scale, codes as they lie and transposed, and what a product is multiplied with. (torchao takes no magnitude
+// below 1e-12.)
+TEST(Fp8, TensorsAreQuantisedAsByTorchao) {
+    constexpr int64_t kRows = 96, kColumns = 160, kSize = kRows * kColumns;
+    for (const auto& [type, want] : {std::pair(Fp8::e4m3, kTorchaoE4m3), {Fp8::e5m2, kTorchaoE5m2}}) {
+        std::vector<uint8_t> out;
+        for (const uint32_t base : {100, 127, 180, 250}) {
+            std::vector<uint16_t> x;
+            for (uint32_t i = 0; i < kSize; ++i) {
+                const uint32_t random = (i + base) * 1664525u + 1013904223u;
+                x.push_back(uint16_t(random >> 31 << 15 | (base - (random >> 16 & 15)) << 7 | (random >> 8 & 127)));
+            }
+            Fp8Scale scale = {};
+            std::vector<uint8_t> codes(2 * kSize);
+            abs_max_cpu({.scale = &scale, .x = x.data(), .n = kSize, .dtype = DType::bf16});
+            quantise_cpu({.y = codes.data(),
+                          .y_t = codes.data() + kSize,
+                          .scale = &scale,
+                          .x = x.data(),
+                          .rows = kRows,
+                          .columns = kColumns,
+                          .type = type,
+                          .dtype = DType::bf16});
+            out.insert(out.end(), codes.begin(), codes.end());
+            const auto* inverse = reinterpret_cast<const uint8_t*>(&scale.inverse);
+            out.insert(out.end(), inverse, inverse + sizeof scale.inverse);
+        }
+        EXPECT_EQ(fnv(out.data(), out.size()), want);
+    }
 }
 
 TEST(Fp8, ValuesOfAllCodesAreMlDtypes) {
