@@ -185,7 +185,7 @@ what_failed() {  # what_failed LOG
   grep -hE -A 5 ': Failure$|^FAILED: |^(FAIL|ERROR): |^WARNING: ThreadSanitizer' "$1" | head -n 30
   grep -hE '^ *\[  FAILED  \] ' "$1" | sort -u | head -n 10
   echo "(the last lines)"
-  tail -n 5 "$1"
+  tail -n 12 "$1"
 }
 for name in "${names[@]}"; do
   f=1

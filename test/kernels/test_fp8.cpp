@@ -51,8 +51,8 @@ TEST(Fp8, CodesOfAllBf16NumbersAreMlDtypes) {
     EXPECT_EQ(hash_of_all_bf16<Fp8::e5m2>(), kE5m2Hash);
 }
 
-// Magnitude, scale, codes as they lie and transposed, and what a product is multiplied with. (torchao takes no magnitude
-// below 1e-12.)
+// Magnitude, scale, codes as they lie and transposed, and what a product is multiplied with. (torchao takes no
+// magnitude below 1e-12.)
 TEST(Fp8, TensorsAreQuantisedAsByTorchao) {
     constexpr int64_t kRows = 96, kColumns = 160, kSize = kRows * kColumns;
     for (const auto& [type, want] : {std::pair(Fp8::e4m3, kTorchaoE4m3), {Fp8::e5m2, kTorchaoE5m2}}) {
