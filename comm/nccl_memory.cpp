@@ -129,8 +129,7 @@ NcclChannels nccl_channels(const Grid& grid, const AxisAlgorithms& chosen, const
                            int left_free) {
     const NcclBlocks each = nccl_room(grid, chosen, multiprocessors, left_free).each;
     const bool is_data = group.axis == Axis::data || group.axis == Axis::shard || group.axis == Axis::replicate;
-    const bool hands = is_data && (chosen.data == Algorithm::symmetric ||
-                                   (chosen.data == Algorithm::hier_symmetric && group.span == Span::row));
+    const bool hands = is_data && chosen.data != Algorithm::library && !sends_messages(chosen, group);
     if (hands || group.axis == Axis::model) return {.max_ctas = 1};
     // One rank on each node is a column without rows.
     const bool is_column = group.span == Span::column ||
