@@ -36,29 +36,20 @@ struct LaunchConfig {
     dim3 grid, block;
     size_t smem = 0;  // bytes of dynamic shared memory
     cudaStream_t stream = nullptr;
-    unsigned cluster = 1;  // blocks per cluster along x; divides grid.x
     std::source_location at;
 
     LaunchConfig(dim3 grid, dim3 block, size_t smem, cudaStream_t stream,
                  std::source_location at = std::source_location::current())
         : grid(grid), block(block), smem(smem), stream(stream), at(at) {}
-
-    LaunchConfig with_cluster(unsigned blocks) const {
-        LaunchConfig c = *this;
-        c.cluster = blocks;
-        return c;
-    }
 };
 
 namespace detail {
 inline void check_launch(cudaError_t err, const LaunchConfig& c) {
     if (err == cudaSuccess) return;
     cudaGetLastError();  // clear it, so that the next call does not report it again
-    fail(
-        "%s:%u: kernel launch of grid (%u,%u,%u), block (%u,%u,%u), cluster %u, %zu bytes of dynamic shared memory: "
-        "%s (%s)",
-        c.at.file_name(), unsigned(c.at.line()), c.grid.x, c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z,
-        c.cluster, c.smem, cudaGetErrorName(err), cudaGetErrorString(err));
+    fail("%s:%u: kernel launch of grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of dynamic shared memory: %s (%s)",
+         c.at.file_name(), unsigned(c.at.line()), c.grid.x, c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z, c.smem,
+         cudaGetErrorName(err), cudaGetErrorString(err));
 }
 }  // namespace detail
 
@@ -88,7 +79,7 @@ void launch(const Kernel<P...>& kernel, const LaunchConfig& c, A&&... args) {
     auto body = [function = kernel.function(), values = std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)] {
         std::apply(function, values);
     };
-    const simt::Launch shape{c.grid, c.block, c.cluster, c.smem, kernel.address(), c.at};
+    const simt::Launch shape{c.grid, c.block, c.smem, kernel.address(), c.at};
     detail::check_launch(simt::launch(c.stream, shape, std::move(body)), c);
 #else
     if (c.smem > 48 * 1024)
@@ -99,13 +90,6 @@ void launch(const Kernel<P...>& kernel, const LaunchConfig& c, A&&... args) {
     config.blockDim = c.block;
     config.dynamicSmemBytes = c.smem;
     config.stream = c.stream;
-    cudaLaunchAttribute cluster{};
-    if (c.cluster > 1) {
-        cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim = {c.cluster, 1, 1};
-        config.attrs = &cluster;
-        config.numAttrs = 1;
-    }
     detail::check_launch(cudaLaunchKernelEx(&config, kernel.function(), static_cast<P>(std::forward<A>(args))...), c);
 #endif
 }

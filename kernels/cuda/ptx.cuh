@@ -71,22 +71,6 @@ PTX_FN void copy_now(void* dst, const void* src, int src_bytes) {
 #define PTX_CP_ASYNC_GROUP(...) asm volatile(__VA_ARGS__ : "memory")
 #endif
 
-PTX_FN void cp_async4(void* dst, const void* src, int src_bytes = 4 PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::cp_async(dst, src, 4, src_bytes, at);
-#else
-    PTX_CP_ASYNC(uint32_t, "ca.shared.global [%0], [%1], 4");
-#endif
-}
-
-PTX_FN void cp_async8(void* dst, const void* src, int src_bytes = 8 PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::cp_async(dst, src, 8, src_bytes, at);
-#else
-    PTX_CP_ASYNC(uint2, "ca.shared.global [%0], [%1], 8");
-#endif
-}
-
 PTX_FN void cp_async16(void* dst, const void* src, int src_bytes = 16 PTX_AT) {
 #if defined(SIMT_EMU)
     simt::cp_async(dst, src, 16, src_bytes, at);
@@ -113,34 +97,21 @@ PTX_FN void cp_async_wait() {
 #endif
 }
 
-// ---- ldmatrix: 1, 2 or 4 matrices of 8x8 16-bit values. Lane 8i+j gives the address (16-byte aligned, shared) of row
+// ---- ldmatrix: four matrices of 8x8 16-bit values. Lane 8i+j gives the address (16-byte aligned, shared) of row
 // j of matrix i. Lane l receives in r[i] elements (l/4, 2(l%4)) and (l/4, 2(l%4)+1) of matrix i, or of its transpose.
 
 #if defined(SIMT_EMU)
-#define PTX_LDMATRIX(n, trans, ...) simt::ldmatrix(r, row, n, trans, at)
+#define PTX_LDMATRIX_X4(trans, text) simt::ldmatrix(r, row, trans, at)
 #else
-#define PTX_LDMATRIX(n, trans, text, ...) \
-    asm volatile("ldmatrix.sync.aligned.m8n8." text:__VA_ARGS__ : "r"(smem_u32(row)) : "memory")
+#define PTX_LDMATRIX_X4(trans, text)                                          \
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4" text " {%0,%1,%2,%3}, [%4];" \
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])             \
+                 : "r"(smem_u32(row))                                         \
+                 : "memory")
 #endif
 
-PTX_FN void ldmatrix_x1(uint32_t (&r)[1], const void* row PTX_AT) {
-    PTX_LDMATRIX(1, false, "x1.shared.b16 {%0}, [%1];", "=r"(r[0]));
-}
-PTX_FN void ldmatrix_x1_trans(uint32_t (&r)[1], const void* row PTX_AT) {
-    PTX_LDMATRIX(1, true, "x1.trans.shared.b16 {%0}, [%1];", "=r"(r[0]));
-}
-PTX_FN void ldmatrix_x2(uint32_t (&r)[2], const void* row PTX_AT) {
-    PTX_LDMATRIX(2, false, "x2.shared.b16 {%0,%1}, [%2];", "=r"(r[0]), "=r"(r[1]));
-}
-PTX_FN void ldmatrix_x2_trans(uint32_t (&r)[2], const void* row PTX_AT) {
-    PTX_LDMATRIX(2, true, "x2.trans.shared.b16 {%0,%1}, [%2];", "=r"(r[0]), "=r"(r[1]));
-}
-PTX_FN void ldmatrix_x4(uint32_t (&r)[4], const void* row PTX_AT) {
-    PTX_LDMATRIX(4, false, "x4.shared.b16 {%0,%1,%2,%3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]));
-}
-PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) {
-    PTX_LDMATRIX(4, true, "x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];", "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]));
-}
+PTX_FN void ldmatrix_x4(uint32_t (&r)[4], const void* row PTX_AT) { PTX_LDMATRIX_X4(false, ".shared.b16"); }
+PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) { PTX_LDMATRIX_X4(true, ".trans.shared.b16"); }
 
 // ---- mma.sync: D[16x8] = A[16x16] B[16x8] + C[16x8], 16-bit inputs, f32 accumulator. d and c may be one array.
 // With g = lane/4, t = lane%4 (two 16-bit values per register, the lower column or k in the lower half):
@@ -210,16 +181,6 @@ PTX_FN float ex2(float x) {
     return y;
 #endif
 }
-// log2(x), absolute error below 2^-22 near 1, relative error below 2^-22 elsewhere
-PTX_FN float lg2(float x) {
-#if defined(SIMT_EMU)
-    return simt::lg2(x);
-#else
-    float y;
-    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-#endif
-}
 // 1/x, error at most 1 ulp
 PTX_FN float rcp(float x) {
 #if defined(SIMT_EMU)
@@ -255,56 +216,6 @@ PTX_FN float sqrt(float x) {
 #define PTX_SM90A(...) __trap()
 #endif
 
-// stmatrix: the inverse of ldmatrix; lane 8i+j gives the address of row j of matrix i.
-PTX_FN void stmatrix_x4(void* row, const uint32_t (&r)[4] PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::stmatrix(row, r, 4, false, at);
-#else
-    PTX_SM90("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(smem_u32(row)), "r"(r[0]), "r"(r[1]),
-             "r"(r[2]), "r"(r[3])
-             : "memory");
-#endif
-}
-PTX_FN void stmatrix_x4_trans(void* row, const uint32_t (&r)[4] PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::stmatrix(row, r, 4, true, at);
-#else
-    PTX_SM90("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1,%2,%3,%4};" ::"r"(smem_u32(row)), "r"(r[0]),
-             "r"(r[1]), "r"(r[2]), "r"(r[3])
-             : "memory");
-#endif
-}
-
-// ---- clusters: blocks along x; shared memory of the others through map_rank. Nobody may return while others read it.
-
-PTX_FN uint32_t cluster_rank() {
-#if defined(SIMT_EMU)
-    return simt::cluster_rank();
-#else
-    uint32_t r = 0;
-    PTX_SM90("mov.u32 %0, %%cluster_ctarank;" : "=r"(r));
-    return r;
-#endif
-}
-PTX_FN void cluster_sync(PTX_AT0) {
-#if defined(SIMT_EMU)
-    simt::cluster_barrier(at);
-#else
-    PTX_SM90("barrier.cluster.arrive.release.aligned;\nbarrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-// The same place in block `rank`'s dynamic shared memory.
-template <class T>
-PTX_FN T* map_rank(T* p, uint32_t rank) {
-#if defined(SIMT_EMU)
-    return static_cast<T*>(simt::map_rank(p, rank));
-#else
-    uint64_t r = 0;
-    PTX_SM90("mapa.u64 %0, %1, %2;" : "=l"(r) : "l"(reinterpret_cast<uint64_t>(p)), "r"(rank));
-    return reinterpret_cast<T*>(r);
-#endif
-}
-
 // ---- mbarrier: a 64-bit word in shared memory. A phase is complete when `count` arrivals have been made and all bytes
 // announced have come; wait(parity) returns once the phase of that parity is complete (a new barrier is in phase 0).
 
@@ -330,18 +241,6 @@ PTX_FN void mbar_arrive_expect_tx(uint64_t* bar, uint32_t bytes PTX_AT) {
     PTX_SM90("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(smem_u32(bar)), "r"(bytes) : "memory");
 #endif
 }
-// Arrives at the barrier of block `rank` of the cluster.
-PTX_FN void mbar_arrive_remote(uint64_t* bar, uint32_t rank PTX_AT) {
-#if defined(SIMT_EMU)
-    simt::mbar_arrive(static_cast<uint64_t*>(simt::map_rank(bar, rank)), 0, at);
-#else
-    PTX_SM90(
-        "{\n.reg .b32 a;\nmapa.shared::cluster.u32 a, %0, %1;\n"
-        "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [a];\n}" ::"r"(smem_u32(bar)),
-        "r"(rank)
-        : "memory");
-#endif
-}
 PTX_FN void mbar_wait(uint64_t* bar, uint32_t parity PTX_AT) {
 #if defined(SIMT_EMU)
     simt::mbar_wait(bar, parity, at);
@@ -356,13 +255,14 @@ PTX_FN void mbar_wait(uint64_t* bar, uint32_t parity PTX_AT) {
 
 // ---- fences: no effect in the emulator, which is sequentially consistent and so can't tell when one is missing
 
-// After mbar_init, before other threads, blocks or copies use the barriers (then a block or cluster barrier).
+// After mbar_init, before other threads or copies use the barriers (then a block barrier).
 PTX_FN void fence_mbar_init() {
 #if !defined(SIMT_EMU)
     PTX_SM90("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
 }
-// Between ordinary writes to shared memory and a bulk copy or wgmma that reads them.
+// Between ordinary writes to shared memory and a wgmma that reads them. Our kernels' operands all come by copies: for
+// tests of wgmma.
 PTX_FN void fence_proxy_async() {
 #if !defined(SIMT_EMU)
     PTX_SM90("fence.proxy.async.shared::cta;" ::: "memory");
@@ -386,34 +286,10 @@ PTX_FN void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar 
 // the full box counts as transferred bytes. dst: dynamic shared memory, 128-byte aligned (1024 for the 128-byte
 // swizzle).
 
-PTX_FN void tma_load_2d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[2] = {x, y};
-    simt::tma_load(dst, map, bar, coords, 2, 0, at);
-#else
-    PTX_SM90(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%3, %4}], [%2];" ::"r"(smem_u32(dst)),
-        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y)
-        : "memory");
-#endif
-}
-PTX_FN void tma_load_3d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[3] = {x, y, z};
-    simt::tma_load(dst, map, bar, coords, 3, 0, at);
-#else
-    PTX_SM90(
-        "cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
-        "{%3, %4, %5}], [%2];" ::"r"(smem_u32(dst)),
-        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "r"(z)
-        : "memory");
-#endif
-}
 PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y, int z, int w PTX_AT) {
 #if defined(SIMT_EMU)
     const int coords[4] = {x, y, z, w};
-    simt::tma_load(dst, map, bar, coords, 4, 0, at);
+    simt::tma_load(dst, map, bar, coords, 4, at);
 #else
     PTX_SM90(
         "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, "
@@ -422,22 +298,6 @@ PTX_FN void tma_load_4d(void* dst, const CUtensorMap* map, uint64_t* bar, int x,
         : "memory");
 #endif
 }
-// Into the same place of every block of the cluster whose bit is set in `blocks`; each block's own barrier gets the
-// bytes.
-PTX_FN void tma_load_2d_multicast(void* dst, const CUtensorMap* map, uint64_t* bar, int x, int y,
-                                  uint16_t blocks PTX_AT) {
-#if defined(SIMT_EMU)
-    const int coords[2] = {x, y};
-    simt::tma_load(dst, map, bar, coords, 2, blocks, at);
-#else
-    PTX_SM90(
-        "cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.multicast::cluster "
-        "[%0], [%1, {%3, %4}], [%2], %5;" ::"r"(smem_u32(dst)),
-        "l"(map), "r"(smem_u32(bar)), "r"(x), "r"(y), "h"(blocks)
-        : "memory");
-#endif
-}
-
 // Host: describes a tensor of 16-bit values for TMA. dims: innermost first; strides: bytes, of dims[1], dims[2]...,
 // multiples of 16; box: what one copy moves (its inner bytes must fit the swizzle: 128, 64, 32 or 0 = none).
 inline CUtensorMap tensor_map(const void* base, std::initializer_list<uint64_t> dims,
@@ -496,8 +356,6 @@ PTX_FN uint64_t wgmma_descriptor(const void* p, uint32_t leading, uint32_t strid
     return uint64_t((address & 0x3ffff) >> 4) | uint64_t(leading >> 4 & 0x3fff) << 16 |
            uint64_t(stride >> 4 & 0x3fff) << 32 | uint64_t(layout) << 62;
 }
-// The usual K-major tile with rows of 128 swizzled bytes (64 values), as tma_load writes it.
-PTX_FN uint64_t wgmma_descriptor_128(const void* p) { return wgmma_descriptor(p, 16, 1024, 1); }
 // The descriptor of what lies `bytes` (a multiple of 16) further on. Only the address's half of it is computed.
 PTX_FN uint64_t wgmma_advance(uint64_t descriptor, uint32_t bytes) {
     return (descriptor & 0xffffffff00000000) | uint32_t(uint32_t(descriptor) + (bytes >> 4));
@@ -549,45 +407,17 @@ PTX_FN void wgmma_wait(PTX_AT0) {
 #define PTX_T5 "%40,%41,%42,%43,%44,%45,%46,%47"
 #define PTX_T6 "%48,%49,%50,%51,%52,%53,%54,%55"
 #define PTX_T7 "%56,%57,%58,%59,%60,%61,%62,%63"
-#define PTX_T8 "%64,%65,%66,%67,%68,%69,%70,%71"
-#define PTX_T9 "%72,%73,%74,%75,%76,%77,%78,%79"
-#define PTX_T10 "%80,%81,%82,%83,%84,%85,%86,%87"
-#define PTX_T11 "%88,%89,%90,%91,%92,%93,%94,%95"
-#define PTX_T12 "%96,%97,%98,%99,%100,%101,%102,%103"
-#define PTX_T13 "%104,%105,%106,%107,%108,%109,%110,%111"
-#define PTX_T14 "%112,%113,%114,%115,%116,%117,%118,%119"
-#define PTX_T15 "%120,%121,%122,%123,%124,%125,%126,%127"
 #define PTX_D8(i)                                                                                               \
     "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), "+f"(d[i + 6]), \
         "+f"(d[i + 7])
 #define PTX_T_16 PTX_T0
 #define PTX_D_16 PTX_D8(0)
-#define PTX_T_32 PTX_T0 "," PTX_T1
-#define PTX_D_32 PTX_D8(0), PTX_D8(8)
 #define PTX_T_64 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3
 #define PTX_D_64 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24)
-#define PTX_T_80 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4
-#define PTX_D_80 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32)
 #define PTX_T_96 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5
 #define PTX_D_96 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40)
 #define PTX_T_128 PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7
 #define PTX_D_128 PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56)
-#define PTX_T_160 \
-    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9
-#define PTX_D_160 \
-    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), PTX_D8(72)
-#define PTX_T_192                                                                                             \
-    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
-           "," PTX_T10 "," PTX_T11
-#define PTX_D_192                                                                                             \
-    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
-        PTX_D8(72), PTX_D8(80), PTX_D8(88)
-#define PTX_T_256                                                                                             \
-    PTX_T0 "," PTX_T1 "," PTX_T2 "," PTX_T3 "," PTX_T4 "," PTX_T5 "," PTX_T6 "," PTX_T7 "," PTX_T8 "," PTX_T9 \
-           "," PTX_T10 "," PTX_T11 "," PTX_T12 "," PTX_T13 "," PTX_T14 "," PTX_T15
-#define PTX_D_256                                                                                             \
-    PTX_D8(0), PTX_D8(8), PTX_D8(16), PTX_D8(24), PTX_D8(32), PTX_D8(40), PTX_D8(48), PTX_D8(56), PTX_D8(64), \
-        PTX_D8(72), PTX_D8(80), PTX_D8(88), PTX_D8(96), PTX_D8(104), PTX_D8(112), PTX_D8(120)
 // Operands after the r = N/2 results: SS has %r, %r+1 (descriptors), %r+2 (accumulate), %r+3, %r+4 (transposes);
 // RS has %r..%r+3 (a), %r+4 (descriptor), %r+5 (accumulate), %r+6 (transpose).
 #define PTX_WGMMA_SS(type, n, A, B, P, TA, TB)                                                                    \
@@ -602,30 +432,19 @@ PTX_FN void wgmma_wait(PTX_AT0) {
               "." type " {" PTX_T_##n "}, {%" A0 ",%" A1 ",%" A2 ",%" A3 "}, %" B ", p, 1, 1, %" TB ";\n}"        \
               : PTX_D_##n                                                                                         \
               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(desc_b), "r"(int(accumulate)), "n"(int(kTransB)))
-#define PTX_WGMMA_SS_ALL(type)                              \
-    PTX_WGMMA_SS(type, 16, "8", "9", "10", "11", "12");     \
-    PTX_WGMMA_SS(type, 32, "16", "17", "18", "19", "20");   \
-    PTX_WGMMA_SS(type, 64, "32", "33", "34", "35", "36");   \
-    PTX_WGMMA_SS(type, 80, "40", "41", "42", "43", "44");   \
-    PTX_WGMMA_SS(type, 96, "48", "49", "50", "51", "52");   \
-    PTX_WGMMA_SS(type, 128, "64", "65", "66", "67", "68");  \
-    PTX_WGMMA_SS(type, 160, "80", "81", "82", "83", "84");  \
-    PTX_WGMMA_SS(type, 192, "96", "97", "98", "99", "100"); \
-    PTX_WGMMA_SS(type, 256, "128", "129", "130", "131", "132");
-#define PTX_WGMMA_RS_ALL(type)                                            \
-    PTX_WGMMA_RS(type, 16, "8", "9", "10", "11", "12", "13", "14");       \
-    PTX_WGMMA_RS(type, 32, "16", "17", "18", "19", "20", "21", "22");     \
-    PTX_WGMMA_RS(type, 64, "32", "33", "34", "35", "36", "37", "38");     \
-    PTX_WGMMA_RS(type, 80, "40", "41", "42", "43", "44", "45", "46");     \
-    PTX_WGMMA_RS(type, 96, "48", "49", "50", "51", "52", "53", "54");     \
-    PTX_WGMMA_RS(type, 128, "64", "65", "66", "67", "68", "69", "70");    \
-    PTX_WGMMA_RS(type, 160, "80", "81", "82", "83", "84", "85", "86");    \
-    PTX_WGMMA_RS(type, 192, "96", "97", "98", "99", "100", "101", "102"); \
-    PTX_WGMMA_RS(type, 256, "128", "129", "130", "131", "132", "133", "134");
+#define PTX_WGMMA_SS_ALL(type)                            \
+    PTX_WGMMA_SS(type, 16, "8", "9", "10", "11", "12");   \
+    PTX_WGMMA_SS(type, 64, "32", "33", "34", "35", "36"); \
+    PTX_WGMMA_SS(type, 96, "48", "49", "50", "51", "52"); \
+    PTX_WGMMA_SS(type, 128, "64", "65", "66", "67", "68");
+#define PTX_WGMMA_RS_ALL(type)                                        \
+    PTX_WGMMA_RS(type, 16, "8", "9", "10", "11", "12", "13", "14");   \
+    PTX_WGMMA_RS(type, 64, "32", "33", "34", "35", "36", "37", "38"); \
+    PTX_WGMMA_RS(type, 96, "48", "49", "50", "51", "52", "53", "54"); \
+    PTX_WGMMA_RS(type, 128, "64", "65", "66", "67", "68", "69", "70");
 #endif
 template <int N>
-inline constexpr bool wgmma_has_n =
-    N == 16 || N == 32 || N == 64 || N == 80 || N == 96 || N == 128 || N == 160 || N == 192 || N == 256;
+inline constexpr bool wgmma_has_n = N == 16 || N == 64 || N == 96 || N == 128;
 // Both operands in shared memory. kTrans: the operand is MN-major.
 template <int N, bool kTransA = false, bool kTransB = false>
 PTX_FN void wgmma_bf16(float (&d)[N / 2], uint64_t desc_a, uint64_t desc_b, bool accumulate PTX_AT) {

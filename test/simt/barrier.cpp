@@ -1,4 +1,4 @@
-// Block, named, cluster and warp barriers, and what is wrong with how a thread meets or misses them.
+// Block, named and warp barriers, and what is wrong with how a thread meets or misses them.
 #include <cstring>
 
 #include "test/simt/runtime.h"
@@ -70,22 +70,6 @@ void named_barrier(int id, int threads, bool wait, Site at) {
     }
     if (++z.arrived == z.expected) release(z);
     if (wait) reschedule();
-}
-
-void cluster_barrier(Site at) {
-    Fiber* f = current;
-    f->op = "cluster barrier", f->at = at, f->state = State::barrier;
-    const uint32_t cluster = current_launch.cluster;
-    auto& waiters = resident_blocks()[f->block->slot - f->block->rank].cluster_waiters;
-    waiters.push_back(f);
-    if (waiters.size() == size_t(cluster) * f->block->threads) {
-        if (race) race->barrier(&waiters, waiters.data(), waiters.size());
-        for (Fiber* w : waiters) make_ready(w);
-        waiters.clear();
-        stats().barriers++;
-        progress();
-    }
-    reschedule();
 }
 
 void check_exit(Fiber* f) {

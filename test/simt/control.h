@@ -18,7 +18,7 @@ struct Options {
     Policy policy = Policy::mix;  // mix: every group of blocks draws one of the others
     bool late_async = true;       // asynchronous operations land at once or as late as allowed, by coin; false: at once
     bool race_check = true;       // race build only
-    uint32_t resident = 1;        // blocks (or clusters) that run at a time; the next ones when all of these have ended
+    uint32_t resident = 1;        // blocks that run at a time; the next ones when all of these have ended
 };
 Options& options();
 

@@ -83,11 +83,6 @@ void load_tile_into(const TensorMap& m, unsigned char* dst, uint64_t* bar, const
         land();
 }
 
-template <class T>
-T* in_block(T* p, const Block* from, const Block* to) {
-    return reinterpret_cast<T*>(to->smem + (reinterpret_cast<unsigned char*>(p) - from->smem));
-}
-
 }  // namespace
 
 void mbar_init(uint64_t* bar, uint32_t count, Site at) {
@@ -123,7 +118,7 @@ void mbar_wait(uint64_t* bar, uint32_t parity, Site at) {
     if (race) race->acquire(bar);
 }
 
-void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, uint16_t blocks, Site at) {
+void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, Site at) {
     const TensorMap& m = checked_map(map, rank, "TMA load", at);
     checked(bar, "TMA load", at);
     const Block* b = current->block;
@@ -136,14 +131,7 @@ void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int 
              models::tile_alignment(m));
     models::Coordinates c{};
     std::copy_n(coords, rank, c.x);
-    if (!blocks) return load_tile_into(m, to, bar, c, at);
-    if (blocks >> current_launch.cluster)
-        fail("TMA load at %s: multicast mask %#x in a cluster of %u", where(at).c_str(), blocks,
-             current_launch.cluster);
-    for (uint32_t r = 0; r < current_launch.cluster; r++) {
-        const Block* target = &resident_blocks()[b->slot - b->rank + r];
-        if (blocks >> r & 1) load_tile_into(m, in_block(to, b, target), in_block(bar, b, target), c, at);
-    }
+    load_tile_into(m, to, bar, c, at);
 }
 
 void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site at) {

@@ -34,5 +34,12 @@ rule "a __shared__ variable and its name stand on one line (the ASan build looks
 rule "no atomics on floats: results would depend on their order" 'atomic[A-Z][a-zA-Z]*\([^)]*(float|double|half|bf)' "${plain_kernels[@]}"
 rule "no #ifdef on the emulator in kernels" 'SIMT_EMU' "${plain_kernels[@]}"
 
+# fence_proxy_async: what the tests of wgmma need, whose operands threads write
+while read -r wrapper; do
+    [[ $wrapper == fence_proxy_async ]] || grep -q "ptx::$wrapper\b" "${plain_kernels[@]}" && continue
+    printf 'lint: no kernel uses ptx::%s\n' "$wrapper"
+    fail=1
+done < <(sed 's|//.*||' kernels/cuda/ptx.cuh | grep -oP '^PTX_FN [^(]*?\b\K(?!smem_u32|copy_now|mma_m16n8k8)\w+(?=\()' | sort -u)
+
 [[ $fail == 0 ]] && echo "lint: ${#kernels[@]} kernel files keep the rules"
 exit $fail

@@ -16,7 +16,7 @@ link=$(make -n BUILD="$1" -W "$file" "$dir/kernel_tests" | grep -e "-o $dir/kern
 survivors=0
 while IFS=: read -r line text; do
     mutant=$work/$(basename "$file")
-    sed -E "${line}s/(__syncthreads|__syncwarp|cluster_sync)\([^)]*\)/((void)0)/; ${line}s/(ptx::)?(bar_sync|m?bar_arrive(_expect_tx)?|cp_async_wait<[0-9]>|mbar_wait|wgmma_wait<[0-9]>)\([^;]*;/;/" "$file" > "$mutant"
+    sed -E "${line}s/(__syncthreads|__syncwarp)\([^)]*\)/((void)0)/; ${line}s/(ptx::)?(bar_sync|m?bar_arrive(_expect_tx)?|cp_async_wait<[0-9]>|mbar_wait|wgmma_wait<[0-9]>)\([^;]*;/;/" "$file" > "$mutant"
     cmp -s "$mutant" "$file" && continue
     command=${compile/ -o * / -o $work/mutant.o }
     command=${command% *}
@@ -33,5 +33,5 @@ while IFS=: read -r line text; do
         says=$(grep -a -m1 '^simt:' "$work/log" | sed 's/.*thread ([^)]*): //' | cut -c1-110)
         echo "$file:$line noticed: ${says:-wrong values}"
     fi
-done < <(grep -n -E '__syncthreads|__syncwarp|cluster_sync|bar_sync|bar_arrive|cp_async_wait|mbar_wait|wgmma_wait' "$file")
+done < <(grep -n -E '__syncthreads|__syncwarp|bar_sync|bar_arrive|cp_async_wait|mbar_wait|wgmma_wait' "$file")
 exit $((survivors > 0))

@@ -2,7 +2,7 @@
 // at every access are defined here, with CUDA's ordering rules. A happens-before check (as in FastTrack) on shared and
 // global memory that does not depend on the schedule, and a check for reads of memory that was never written.
 //
-// What orders: block, cluster and named barriers, __syncwarp with the full mask, mbarrier arrive and wait, a
+// What orders: block and named barriers, __syncwarp with the full mask, mbarrier arrive and wait, a
 // __threadfence before an atomic that another block then performs. Shuffles and votes order nothing. Each warp has a
 // clock that advances at each of these; row w, column x of `known` says which accesses of warp x come before whatever
 // warp w does next. A copy that reports to an mbarrier has a column of its own.

@@ -73,19 +73,19 @@ struct WgmmaQueue {
 
 struct Block {
     uint3 index;
-    uint32_t slot, rank, threads, live;  // place in the group of resident blocks; rank in the cluster
+    uint32_t slot, threads, live;  // place in the group of resident blocks
     std::vector<Warp> warps;
     unsigned char* smem = nullptr;
     size_t smem_bytes = 0;
     Barrier barriers[16];
-    std::vector<Fiber*> cluster_waiters, mbar_waiters;
+    std::vector<Fiber*> mbar_waiters;
     std::vector<WgmmaQueue> wgmma;  // per warp
     std::vector<models::WarpgroupOrder> warpgroups;
-    std::vector<char> static_shared;  // while another block of the cluster is running
+    std::vector<char> static_shared;  // while another block is running
 };
 
 extern Fiber* current;
-std::vector<Block>& resident_blocks();  // one block, or the blocks of a cluster; the first resident_count() are valid
+std::vector<Block>& resident_blocks();  // those that run together; the first resident_count() are valid
 uint32_t resident_count();
 uint32_t warps_per_block();
 
@@ -110,7 +110,7 @@ void warp_collective(uint32_t mask, void* payload, Complete complete, const char
 void save_static_shared();  // before a launch: the host's values
 void restore_static_shared();
 void poison_static_shared(int kind);
-void prepare_cluster_shared(int kind);  // each resident block has its own copy
+void prepare_resident_shared(int kind);  // each resident block has its own copy
 void switch_static_shared(Block* to);
 void poison(void* p, size_t bytes, int kind);
 void allocate_smem(Block& b, size_t bytes);

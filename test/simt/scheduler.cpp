@@ -13,7 +13,7 @@ namespace simt {
 
 Fiber* current = nullptr;
 const uint3* current_thread_idx = nullptr;
-Launch current_launch{dim3(), dim3(), 1, 0, nullptr, Site()};
+Launch current_launch{dim3(), dim3(), 0, nullptr, Site()};
 const RaceHooks* race = nullptr;
 
 namespace {
@@ -163,7 +163,6 @@ void progress() { spins = 0; }
 uint3 block_idx() { return current->block->index; }
 unsigned char* dyn_smem() { return current->block->smem; }
 uint32_t lane_id() { return current->lane; }
-uint32_t cluster_rank() { return current->block->rank; }
 
 const char* name_of(Policy p) {
     constexpr const char* names[] = {"in-order", "reverse", "random", "thread-priority", "warp-priority", "mix"};
@@ -274,10 +273,10 @@ void init_fiber(Fiber& f, Block& b, uint32_t t, uint32_t warp_priority) {
 }
 
 void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int poison_kind) {
-    b.index = index, b.slot = slot, b.rank = slot % current_launch.cluster;
+    b.index = index, b.slot = slot;
     b.threads = b.live = n_threads;
     for (Barrier& z : b.barriers) z.waiters.clear(), z.arrived = z.expected = 0;
-    b.cluster_waiters.clear(), b.mbar_waiters.clear(), b.wgmma.clear(), b.warpgroups.clear();
+    b.mbar_waiters.clear(), b.wgmma.clear(), b.warpgroups.clear();
     allocate_smem(b, current_launch.smem);
     poison(b.smem, b.smem_bytes, poison_kind);
     b.warps.resize(warps_per_block());
@@ -290,7 +289,7 @@ void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int po
     }
 }
 
-// Runs one block, or several together: the blocks of one cluster, or of as many as options().resident says.
+// Runs one block, or several together: as many as options().resident says.
 void run_group(const uint3* indices, uint32_t count) {
     const dim3& d = current_launch.block;
     const uint32_t n_threads = d.x * d.y * d.z;
@@ -304,7 +303,7 @@ void run_group(const uint3* indices, uint32_t count) {
     for (uint32_t b = 0; b < count; b++) init_block(blocks[b], indices[b], b, n_threads, poison_kind);
     for (size_t i = size_t(count) * n_threads; i < fibers.size(); i++) fibers[i].block = nullptr;
     if (count > 1)
-        prepare_cluster_shared(poison_kind);
+        prepare_resident_shared(poison_kind);
     else
         poison_static_shared(poison_kind);
     for (uint32_t i = 0; i < n_live; i++) make_ready(&fibers[i]);
@@ -338,7 +337,7 @@ cudaError_t run(const Launch& l, const std::function<void()>& thread_body) {
     for (uint32_t z = 0; z < l.grid.z; z++)
         for (uint32_t y = 0; y < l.grid.y; y++)
             for (uint32_t x = 0; x < l.grid.x; x++) indices.push_back({x, y, z});
-    std::vector<uint32_t> order(indices.size() / l.cluster);
+    std::vector<uint32_t> order(indices.size());
     std::iota(order.begin(), order.end(), 0);
     if (options().policy != Policy::in_order)
         for (uint32_t i = uint32_t(order.size()); i > 1; i--) std::swap(order[i - 1], order[rng.below(i)]);
@@ -346,8 +345,7 @@ cudaError_t run(const Launch& l, const std::function<void()>& thread_body) {
     std::vector<uint3> group;
     for (size_t first = 0; first < order.size() && !failed; first += together) {
         group.clear();
-        for (size_t i = first; i < std::min(order.size(), first + together); i++)
-            for (uint32_t b = 0; b < l.cluster; b++) group.push_back(indices[size_t(order[i]) * l.cluster + b]);
+        for (size_t i = first; i < std::min(order.size(), first + together); i++) group.push_back(indices[order[i]]);
         run_group(group.data(), uint32_t(group.size()));
     }
 
@@ -371,7 +369,7 @@ cudaError_t launch(cudaStream_t stream, const Launch& l, std::function<void()> t
     const uint64_t threads = uint64_t(l.block.x) * l.block.y * l.block.z;
     const bool valid = threads >= 1 && threads <= 1024 && l.block.z <= 64 && l.grid.x >= 1 && l.grid.y >= 1 &&
                        l.grid.z >= 1 && l.grid.x <= 0x7fffffff && l.grid.y <= 65535 && l.grid.z <= 65535 &&
-                       l.smem <= size_t(most_smem) && l.cluster >= 1 && l.cluster <= 8 && l.grid.x % l.cluster == 0;
+                       l.smem <= size_t(most_smem);
     if (!valid) return cudaErrorInvalidConfiguration;
     if (!is_of_current_device(stream)) return cudaErrorInvalidResourceHandle;
     first_use(l.kernel);

@@ -43,24 +43,6 @@ __global__ void named_barriers_kernel(int* out, const int* in) {
     }
 }
 
-__global__ void cluster_static_kernel(int* out, const int* in) {
-    __shared__ int s[64];
-    s[threadIdx.x] = in[blockIdx.x * 64 + threadIdx.x];
-    ptx::cluster_sync();
-    out[blockIdx.x * 64 + threadIdx.x] = s[63 - threadIdx.x];
-}
-
-__global__ void cluster_sum_kernel(float* out, const float* in) {
-    GPU_DYN_SMEM(smem);
-    float* x = reinterpret_cast<float*>(smem);
-    x[threadIdx.x] = in[blockIdx.x * blockDim.x + threadIdx.x];
-    ptx::cluster_sync();
-    float sum = 0;
-    for (uint32_t r = 0; r < 4; r++) sum += ptx::map_rank(x, r)[threadIdx.x];
-    ptx::cluster_sync();
-    out[blockIdx.x * blockDim.x + threadIdx.x] = sum + float(ptx::cluster_rank());
-}
-
 __global__ void deep_stack_kernel(int* out, const int* in) {
     int big[4000];
     for (int i = 0; i < 4000; i++) big[i] = in[i % 128] + i;
@@ -139,34 +121,19 @@ __global__ void mma_tile_kernel(float* out, const uint16_t* a, const uint16_t* b
     for (int i = lane; i < 256; i += 32) sa[i / 16][i % 16] = a[i];
     for (int i = lane; i < 128; i += 32) sb[i] = b[i];
     __syncwarp();
-    uint32_t ra[4], rb[2];
+    uint32_t ra[4], rb[4];  // of b the matrices come twice
     ptx::ldmatrix_x4(ra, &sa[lane % 16][lane / 16 * 8]);
     if (trans_b)
-        ptx::ldmatrix_x2_trans(rb, sb + lane % 16 * 8);
+        ptx::ldmatrix_x4_trans(rb, sb + lane % 16 * 8);
     else
-        ptx::ldmatrix_x2(rb, sb + lane % 8 * 16 + lane / 8 % 2 * 8);
+        ptx::ldmatrix_x4(rb, sb + lane % 8 * 16 + lane / 8 % 2 * 8);
+    const uint32_t first[2] = {rb[0], rb[1]};
     float c[4] = {};
     if (fp16)
-        ptx::mma_m16n8k16_fp16(c, ra, rb, c);
+        ptx::mma_m16n8k16_fp16(c, ra, first, c);
     else
-        ptx::mma_m16n8k16_bf16(c, ra, rb, c);
+        ptx::mma_m16n8k16_bf16(c, ra, first, c);
     for (int i = 0; i < 4; i++) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
-}
-
-__global__ void stmatrix_kernel(uint16_t* out, const uint16_t* in, bool trans) {
-    __shared__ __align__(16) uint16_t x[32][8];
-    __shared__ __align__(16) uint16_t y[32][8];
-    const int lane = int(threadIdx.x);
-    for (int j = 0; j < 8; j++) x[lane][j] = in[lane * 8 + j];
-    __syncwarp();
-    uint32_t r[4];
-    ptx::ldmatrix_x4(r, x[lane]);
-    if (trans)
-        ptx::stmatrix_x4_trans(y[lane], r);
-    else
-        ptx::stmatrix_x4(y[lane], r);
-    __syncwarp();
-    for (int j = 0; j < 8; j++) out[lane * 8 + j] = y[lane][j];
 }
 
 __global__ void tma_read_kernel(uint16_t* out, const __grid_constant__ CUtensorMap map, TmaCase c, int n) {
@@ -179,9 +146,7 @@ __global__ void tma_read_kernel(uint16_t* out, const __grid_constant__ CUtensorM
     __syncthreads();
     if (threadIdx.x == 0) {
         ptx::mbar_arrive_expect_tx(bar, uint32_t(n) * 2);
-        if (c.rank == 2) ptx::tma_load_2d(smem, &map, bar, c.at[0], c.at[1]);
-        if (c.rank == 3) ptx::tma_load_3d(smem, &map, bar, c.at[0], c.at[1], c.at[2]);
-        if (c.rank == 4) ptx::tma_load_4d(smem, &map, bar, c.at[0], c.at[1], c.at[2], c.at[3]);
+        ptx::tma_load_4d(smem, &map, bar, c.at[0], c.at[1], c.at[2], c.at[3]);
     }
     ptx::mbar_wait(bar, 0);
     for (int i = int(threadIdx.x); i < n; i += int(blockDim.x)) out[i] = reinterpret_cast<uint16_t*>(smem)[i];
@@ -200,22 +165,6 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
     __syncthreads();
     ptx::mbar_wait(bar, 0);
     for (int i = int(threadIdx.x); i < n; i += int(blockDim.x)) out[i] = 2 * data[i];
-}
-
-__global__ void multicast_kernel(uint16_t* out, const __grid_constant__ CUtensorMap map) {
-    GPU_DYN_SMEM(smem);
-    uint64_t* bar = reinterpret_cast<uint64_t*>(smem + 2048);
-    const uint32_t rank = ptx::cluster_rank();
-    if (threadIdx.x == 0) {
-        ptx::mbar_init(bar, 1);
-        ptx::fence_mbar_init();
-        ptx::mbar_arrive_expect_tx(bar, 2048);
-    }
-    ptx::cluster_sync();  // both barriers are ready
-    if (threadIdx.x == 0) ptx::tma_load_2d_multicast(smem + rank * 1024, &map, bar, 0, int(rank) * 8, 3);
-    ptx::mbar_wait(bar, 0);
-    for (int i = int(threadIdx.x); i < 1024; i += 32) out[rank * 1024 + i] = reinterpret_cast<uint16_t*>(smem)[i];
-    ptx::cluster_sync();
 }
 
 // Where element (mn, k) of a 16-bit operand lies, as wgmma_descriptor's comment says; an independent restatement of the
@@ -310,11 +259,13 @@ __global__ void __launch_bounds__(160)
             if (i >= kStages && fault != GemmFault::no_empty_wait)
                 ptx::mbar_wait(&empty[s], uint32_t(i / kStages - 1) & 1);
             ptx::mbar_arrive_expect_tx(&full[s], kStageBytes);
-            ptx::tma_load_2d(stage, &ta, &full[s], i * kK, m0);
-            ptx::tma_load_2d(stage + kM * kK * 2, &tb, &full[s], i * kK, n0);
+            ptx::tma_load_4d(stage, &ta, &full[s], i * kK, m0, 0, 0);
+            ptx::tma_load_4d(stage + kM * kK * 2, &tb, &full[s], i * kK, n0, 0, 0);
         }
         return;
     }
+    // Rows of 128 swizzled bytes, as TMA writes them
+    const auto tile = [](const void* p) { return ptx::wgmma_descriptor(p, 16, 1024, 1); };
     float acc[kN / 2];
     for (int i = 0; i < steps; i++) {
         const int s = i % kStages;
@@ -322,8 +273,7 @@ __global__ void __launch_bounds__(160)
         if (fault != GemmFault::no_full_wait) ptx::mbar_wait(&full[s], uint32_t(i / kStages) & 1);
         ptx::wgmma_fence();
         for (int k = 0; k < kK / 16; k++)
-            ptx::wgmma_bf16<kN>(acc, ptx::wgmma_descriptor_128(stage + k * 32),
-                                ptx::wgmma_descriptor_128(stage + kM * kK * 2 + k * 32), i > 0 || k > 0);
+            ptx::wgmma_bf16<kN>(acc, tile(stage + k * 32), tile(stage + kM * kK * 2 + k * 32), i > 0 || k > 0);
         ptx::wgmma_commit();
         if (fault != GemmFault::no_wgmma_wait) ptx::wgmma_wait<0>();
         if (lane == 0) ptx::mbar_arrive(&empty[s]);
@@ -338,9 +288,6 @@ __global__ void __launch_bounds__(160)
 CUtensorMap map_of(const void* tensor, const TmaCase& c) {
     const auto d = [&](int i) { return uint64_t(c.dims[i]); };
     const auto b = [&](int i) { return uint32_t(c.box[i]); };
-    if (c.rank == 2) return ptx::tensor_map(tensor, {d(0), d(1)}, {d(0) * 2}, {b(0), b(1)}, c.swizzle);
-    if (c.rank == 3)
-        return ptx::tensor_map(tensor, {d(0), d(1), d(2)}, {d(0) * 2, d(0) * d(1) * 2}, {b(0), b(1), b(2)}, c.swizzle);
     return ptx::tensor_map(tensor, {d(0), d(1), d(2), d(3)}, {d(0) * 2, d(0) * d(1) * 2, d(0) * d(1) * d(2) * 2},
                            {b(0), b(1), b(2), b(3)}, c.swizzle);
 }
@@ -352,12 +299,6 @@ void warp_ops(int* out, const int* in, cudaStream_t s) {
 }
 void named_barriers(int* out, const int* in, cudaStream_t s) {
     launch(kernel<named_barriers_kernel>, LaunchConfig(1, 128, 0, s), out, in);
-}
-void cluster_static(int* out, const int* in, cudaStream_t s) {
-    launch(kernel<cluster_static_kernel>, LaunchConfig(4, 64, 0, s).with_cluster(2), out, in);
-}
-void cluster_sum(float* out, const float* in, cudaStream_t s) {
-    launch(kernel<cluster_sum_kernel>, LaunchConfig(8, 64, 256, s).with_cluster(4), out, in);
 }
 void deep_stack(int* out, const int* in, cudaStream_t s) {
     launch(kernel<deep_stack_kernel>, LaunchConfig(1, 128, 0, s), out, in);
@@ -380,12 +321,9 @@ void cp_async_ring(float* out, const float* in, int n, cudaStream_t s) {
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s) {
     launch(kernel<mma_tile_kernel>, LaunchConfig(1, 32, 0, s), c, a, b, fp16, trans_b);
 }
-void stmatrix_round_trip(uint16_t* out, const uint16_t* in, bool trans, cudaStream_t s) {
-    launch(kernel<stmatrix_kernel>, LaunchConfig(1, 32, 0, s), out, in, trans);
-}
 int box_elements(const TmaCase& c) {
     int n = 1;
-    for (int i = 0; i < c.rank; i++) n *= c.box[i];
+    for (int side : c.box) n *= side;
     return n;
 }
 void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStream_t s) {
@@ -396,31 +334,17 @@ void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStrea
 void bulk_double(float* out, const float* in, int n, cudaStream_t s) {
     launch(kernel<bulk_kernel>, LaunchConfig(1, 64, size_t(n) * 4 + 8, s), out, in, n);
 }
-void multicast(uint16_t* out, const uint16_t* in, cudaStream_t s) {
-    launch(kernel<multicast_kernel>, LaunchConfig(2, 32, 2056, s).with_cluster(2), out,
-           ptx::tensor_map(in, {64, 16}, {128}, {64, 8}, 128));
-}
 void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase& c, cudaStream_t s) {
     const LaunchConfig config(1, 128, 8192 + 32768, s);
     switch (c.n) {
         case 16:
             return launch(kernel<wgmma_tile_kernel<16>>, config, d, a, b, c);
-        case 32:
-            return launch(kernel<wgmma_tile_kernel<32>>, config, d, a, b, c);
         case 64:
             return launch(kernel<wgmma_tile_kernel<64>>, config, d, a, b, c);
-        case 80:
-            return launch(kernel<wgmma_tile_kernel<80>>, config, d, a, b, c);
         case 96:
             return launch(kernel<wgmma_tile_kernel<96>>, config, d, a, b, c);
         case 128:
             return launch(kernel<wgmma_tile_kernel<128>>, config, d, a, b, c);
-        case 160:
-            return launch(kernel<wgmma_tile_kernel<160>>, config, d, a, b, c);
-        case 192:
-            return launch(kernel<wgmma_tile_kernel<192>>, config, d, a, b, c);
-        case 256:
-            return launch(kernel<wgmma_tile_kernel<256>>, config, d, a, b, c);
         default:
             fail("wgmma_tile: N=%d", c.n);
     }
@@ -428,7 +352,8 @@ void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase&
 void pipelined_gemm(float* c, const uint16_t* a, const uint16_t* b, int M, int N, int K, GemmFault fault,
                     cudaStream_t s) {
     const auto map = [&](const uint16_t* p, int rows) {
-        return ptx::tensor_map(p, {uint64_t(K), uint64_t(rows)}, {uint64_t(K) * 2}, {64, 64}, 128);
+        const uint64_t row = uint64_t(K) * 2, all = row * uint64_t(rows);
+        return ptx::tensor_map(p, {uint64_t(K), uint64_t(rows), 1, 1}, {row, all, all}, {64, 64, 1, 1}, 128);
     };
     launch(kernel<pipelined_gemm_kernel>,
            LaunchConfig(dim3(unsigned(N + kN - 1) / kN, unsigned(M + kM - 1) / kM), 160,

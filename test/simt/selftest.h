@@ -8,12 +8,10 @@
 namespace rz::selftest {
 
 constexpr int kWarpOps = 12;
-void warp_ops(int* out, const int* in, cudaStream_t s);         // 128 threads, kWarpOps results each
-void named_barriers(int* out, const int* in, cudaStream_t s);   // 128 threads; out 4 x 64
-void cluster_static(int* out, const int* in, cudaStream_t s);   // 4 blocks of 64 in clusters of 2
-void cluster_sum(float* out, const float* in, cudaStream_t s);  // 8 blocks of 64 in clusters of 4
-void deep_stack(int* out, const int* in, cudaStream_t s);       // 128 threads
-void spin_on_flag(int* out, bool set_flag, cudaStream_t s);     // out[0] flag, out[1] result; one block of 64
+void warp_ops(int* out, const int* in, cudaStream_t s);        // 128 threads, kWarpOps results each
+void named_barriers(int* out, const int* in, cudaStream_t s);  // 128 threads; out 4 x 64
+void deep_stack(int* out, const int* in, cudaStream_t s);      // 128 threads
+void spin_on_flag(int* out, bool set_flag, cudaStream_t s);    // out[0] flag, out[1] result; one block of 64
 void last_block_sum(float* out, float* partial, unsigned* counter, const float* in, int blocks, cudaStream_t s);
 void add_one(float* x, int n, cudaStream_t s);
 void scale(float* x, float factor, int n, cudaStream_t s);
@@ -21,18 +19,15 @@ void scale(float* x, float factor, int n, cudaStream_t s);
 void cp_async_ring(float* out, const float* in, int n, cudaStream_t s);  // out = in for n values; 128 threads
 // c (16, 8) f32 = a (16, 16) b (8, 16)^T through ldmatrix and mma; trans_b: b is (16, 8)
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s);
-void stmatrix_round_trip(uint16_t* out, const uint16_t* in, bool trans, cudaStream_t s);  // (32, 8), matrices by rows
 
-// A box of a (d2, d1, d0) tensor that TMA loads into shared memory
+// A box of a (d3, d2, d1, d0) tensor that TMA loads into shared memory
 struct TmaCase {
-    int rank;  // 2 to 4
     int dims[4], box[4], at[4];
     int swizzle;  // bytes
 };
 int box_elements(const TmaCase& c);
 void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStream_t s);  // raw shared memory
 void bulk_double(float* out, const float* in, int n, cudaStream_t s);
-void multicast(uint16_t* out, const uint16_t* in, cudaStream_t s);  // 2 blocks; each gets (2, 8, 64) of in (16, 64)
 
 // d (64, n) = a (64, 16) b (n, 16)^T in one wgmma. Operands are laid out in shared memory by the kernel.
 struct WgmmaCase {

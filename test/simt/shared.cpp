@@ -151,7 +151,7 @@ void poison_static_shared(int kind) {
     for (const Range& r : static_shared()) poison(r.begin, r.bytes, kind);
 }
 
-void prepare_cluster_shared(int kind) {
+void prepare_resident_shared(int kind) {
     poison_static_shared(kind);
     for (uint32_t i = 0; i < resident_count(); i++) copy_out(resident_blocks()[i].static_shared);
     running = nullptr;
@@ -174,16 +174,6 @@ Block* owner_of_shared(const void* p) {
         if (static_cast<const char*>(p) >= r.begin && static_cast<const char*>(p) < r.begin + r.bytes)
             return resident_count() > 1 ? running : current->block;
     return nullptr;
-}
-
-// Distributed shared memory reaches dynamic shared memory only: a static variable has one address for all blocks.
-void* map_rank(const void* p, uint32_t rank) {
-    Block* b = current->block;
-    const auto* c = static_cast<const unsigned char*>(p);
-    if (c < b->smem || c >= b->smem + b->smem_bytes)
-        fail("map_rank: %p is not in the block's dynamic shared memory", p);
-    if (rank >= current_launch.cluster) fail("map_rank: rank %u in a cluster of %u", rank, current_launch.cluster);
-    return resident_blocks()[b->slot - b->rank + rank].smem + (c - b->smem);
 }
 
 }  // namespace simt

@@ -33,7 +33,6 @@
 #undef __shared__
 #undef __launch_bounds__
 #undef __grid_constant__
-#undef __cluster_dims__
 #undef __forceinline__
 #define __global__
 #define __device__
@@ -41,11 +40,10 @@
 #define __constant__
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __cluster_dims__(...)
 #define __forceinline__ inline
 
 // Static shared memory. The executable's thread-local segment is one range that the runtime can find, poison before
-// every block and swap between the blocks of a cluster. ASan gives redzones to statics but not to thread-locals, so
+// every block and swap between blocks that run together. ASan gives redzones to statics but not to thread-locals, so
 // there the runtime learns the variables from ASan's own table instead (shared.cpp).
 #if defined(__SANITIZE_ADDRESS__)
 #define __shared__ static
@@ -59,7 +57,6 @@ using Site = std::source_location;
 
 struct Launch {
     dim3 grid, block;
-    unsigned cluster;  // blocks per cluster, along x
     size_t smem;
     const void* kernel;
     Site at;
@@ -93,21 +90,15 @@ enum class Half { bf16, fp16 };
 void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at);
 void cp_async_commit();
 void cp_async_wait(int groups);
-void ldmatrix(uint32_t* r, const void* row, int matrices, bool trans, Site at);
-void stmatrix(void* row, const uint32_t* r, int matrices, bool trans, Site at);
+void ldmatrix(uint32_t* r, const void* row, bool trans, Site at);
 void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c, Half type, Site at);
 float ex2(float x);
-float lg2(float x);
 float rcp(float x);
-
-uint32_t cluster_rank();
-void cluster_barrier(Site at);
-void* map_rank(const void* p, uint32_t rank);
 
 void mbar_init(uint64_t* bar, uint32_t count, Site at);
 void mbar_arrive(uint64_t* bar, uint32_t tx_bytes, Site at);
 void mbar_wait(uint64_t* bar, uint32_t parity, Site at);
-void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, uint16_t blocks, Site at);
+void tma_load(void* dst, const void* map, uint64_t* bar, const int* coords, int rank, Site at);
 void bulk_load(void* dst, const void* src, uint32_t bytes, uint64_t* bar, Site at);
 
 uint32_t shared_address(const void* p);

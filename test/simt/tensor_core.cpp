@@ -1,4 +1,4 @@
-// ldmatrix, stmatrix, mma.sync and the approximate functions. Sums run in order of k in fp32: tensor cores neither
+// ldmatrix, mma.sync and the approximate functions. Sums run in order of k in fp32: tensor cores neither
 // round nor order them so, and tests need a tolerance.
 #include <cfloat>
 #include <cmath>
@@ -41,7 +41,6 @@ void complete_mma(Fiber* const* lanes, uint32_t) {
 struct MatrixPart {
     uint32_t* r;
     unsigned char* row;
-    int matrices;
     bool trans;
 };
 
@@ -52,7 +51,7 @@ void check_row(const char* op, const void* row, Site at) {
 
 void complete_ldmatrix(Fiber* const* lanes, uint32_t) {
     const auto part = [&](int l) -> MatrixPart& { return *static_cast<MatrixPart*>(lanes[l]->payload); };
-    for (int i = 0; i < part(0).matrices; i++) {
+    for (int i = 0; i < 4; i++) {
         uint16_t m[8][8];
         for (int j = 0; j < 8; j++) memcpy(m[j], part(i * 8 + j).row, 16);
         for (int l = 0; l < 32; l++) {
@@ -67,20 +66,6 @@ void complete_ldmatrix(Fiber* const* lanes, uint32_t) {
     }
 }
 
-void complete_stmatrix(Fiber* const* lanes, uint32_t) {
-    const auto part = [&](int l) -> MatrixPart& { return *static_cast<MatrixPart*>(lanes[l]->payload); };
-    for (int i = 0; i < part(0).matrices; i++) {
-        uint16_t m[8][8];
-        for (int l = 0; l < 32; l++)
-            for (int h = 0; h < 2; h++) {
-                int row, column;
-                models::matrix_place(l, h, part(0).trans, &row, &column);
-                m[row][column] = uint16_t(part(l).r[i] >> 16 * h);
-            }
-        for (int j = 0; j < 8; j++) memcpy(part(i * 8 + j).row, m[j], 16);
-    }
-}
-
 }  // namespace
 
 void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c, Half type, Site at) {
@@ -88,30 +73,17 @@ void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c
     warp_collective(~0u, &p, complete_mma, type == Half::bf16 ? "mma.m16n8k16.bf16" : "mma.m16n8k16.f16", at);
 }
 
-void ldmatrix(uint32_t* r, const void* row, int matrices, bool trans, Site at) {
-    MatrixPart p{r, static_cast<unsigned char*>(const_cast<void*>(row)), matrices, trans};
+void ldmatrix(uint32_t* r, const void* row, bool trans, Site at) {
+    MatrixPart p{r, static_cast<unsigned char*>(const_cast<void*>(row)), trans};
     const char* op = trans ? "ldmatrix.trans" : "ldmatrix";
-    if (int(current->lane) < matrices * 8) {
-        check_row(op, row, at);
-        if (race) race->access(row, 16, Access::warp_read, at);
-    }
+    check_row(op, row, at);
+    if (race) race->access(row, 16, Access::warp_read, at);
     warp_collective(~0u, &p, complete_ldmatrix, op, at);
-}
-
-void stmatrix(void* row, const uint32_t* r, int matrices, bool trans, Site at) {
-    MatrixPart p{const_cast<uint32_t*>(r), static_cast<unsigned char*>(row), matrices, trans};
-    const char* op = trans ? "stmatrix.trans" : "stmatrix";
-    if (int(current->lane) < matrices * 8) {
-        check_row(op, row, at);
-        if (race) race->access(row, 16, Access::write, at);
-    }
-    warp_collective(~0u, &p, complete_stmatrix, op, at);
 }
 
 // Flush to zero as the device does; the last bits differ.
 static float flush(float x) { return std::fabs(x) < FLT_MIN ? std::copysign(0.0f, x) : x; }
 float ex2(float x) { return flush(std::exp2(flush(x))); }
-float lg2(float x) { return std::log2(flush(x)); }
 float rcp(float x) { return flush(1.0f / flush(x)); }
 
 }  // namespace simt

@@ -96,27 +96,6 @@ TEST(Simt, NamedBarriersHoldOnlyTheirThreads) {
     });
 }
 
-TEST(Simt, BlocksOfAClusterReadEachOthersMemory) {
-    const std::vector<int> in = small_integers(256);
-    const std::vector<float> values = counting(512);
-    for_seeds(10, [&] {
-        DeviceArray<int> din(in), dout(256);
-        cluster_static(dout.data(), din.data(), nullptr);
-        const auto out = dout.get();
-        for (int b = 0; b < 4; b++)
-            for (int i = 0; i < 64; i++) ASSERT_EQ(out[size_t(b * 64 + i)], in[size_t(b * 64 + 63 - i)]);
-        DeviceArray<float> dv(values), ds(512);
-        cluster_sum(ds.data(), dv.data(), nullptr);
-        const auto sums = ds.get();
-        for (int b = 0; b < 8; b++)
-            for (int i = 0; i < 64; i++) {
-                float want = float(b % 4);
-                for (int r = 0; r < 4; r++) want += values[size_t((b / 4 * 4 + r) * 64 + i)];
-                ASSERT_EQ(sums[size_t(b * 64 + i)], want);
-            }
-    });
-}
-
 thread_local int host_thread_local = 7;
 
 TEST(Simt, DeepStacksSpinsAndThreadLocalsWork) {
@@ -190,20 +169,6 @@ TEST(Simt, MmaAndLdmatrixGiveTheMatrixProduct) {
         }
 }
 
-TEST(Simt, StmatrixStoresWhatLdmatrixLoads) {
-    std::vector<uint16_t> in(256);
-    for (int i = 0; i < 256; i++) in[size_t(i)] = uint16_t(i);
-    for (bool trans : {false, true}) {
-        DeviceArray<uint16_t> din(in), dout(256);
-        stmatrix_round_trip(dout.data(), din.data(), trans, nullptr);
-        const auto out = dout.get();
-        for (int m = 0; m < 4; m++)
-            for (int i = 0; i < 8; i++)
-                for (int j = 0; j < 8; j++)
-                    ASSERT_EQ(out[size_t(m * 64 + i * 8 + j)], in[size_t(m * 64 + (trans ? j * 8 + i : i * 8 + j))]);
-    }
-}
-
 // The swizzle as CUDA's programming guide draws it: 16-byte chunk c of 128-byte line r goes to chunk c ^ (r % 8), or
 // with the 64 and 32 byte modes to c ^ (r / 2 % 4) and c ^ (r / 4 % 2), r counting 64 or 32-byte rows.
 size_t swizzled(size_t element, int mode) {
@@ -213,27 +178,23 @@ size_t swizzled(size_t element, int mode) {
 }
 
 const TmaCase kTmaCases[] = {
-    {2, {64, 16}, {64, 8}, {0, 4}, 128},
-    {2, {64, 16}, {32, 8}, {32, 12}, 64},
-    {2, {40, 9}, {16, 8}, {-3, 5}, 32},
-    {2, {40, 9}, {64, 16}, {-8, -4}, 0},
-    {3, {48, 5, 3}, {16, 4, 2}, {40, 3, 2}, 32},
-    {3, {128, 3, 4}, {64, 2, 3}, {64, -1, 2}, 128},
-    {4, {64, 3, 4, 2}, {64, 1, 4, 2}, {0, 2, 1, 1}, 128},
-    {4, {16, 3, 3, 3}, {8, 2, 2, 3}, {12, 2, -1, 1}, 0},
+    {{64, 16, 1, 1}, {64, 8, 1, 1}, {0, 4, 0, 0}, 128}, {{64, 16, 1, 1}, {32, 8, 1, 1}, {32, 12, 0, 0}, 64},
+    {{40, 9, 1, 1}, {16, 8, 1, 1}, {-3, 5, 0, 0}, 32},  {{40, 9, 1, 1}, {64, 16, 1, 1}, {-8, -4, 0, 0}, 0},
+    {{48, 5, 3, 1}, {16, 4, 2, 1}, {40, 3, 2, 0}, 32},  {{128, 3, 4, 1}, {64, 2, 3, 1}, {64, -1, 2, 0}, 128},
+    {{64, 3, 4, 2}, {64, 1, 4, 2}, {0, 2, 1, 1}, 128},  {{16, 3, 3, 3}, {8, 2, 2, 3}, {12, 2, -1, 1}, 0},
 };
 
 TEST(Simt, TmaCopiesTheBoxAndZerosOutside) {
     for (const TmaCase& c : kTmaCases) {
         int n = 1;
-        for (int d = 0; d < c.rank; d++) n *= c.dims[d];
+        for (int side : c.dims) n *= side;
         std::vector<uint16_t> tensor(static_cast<size_t>(n));
         for (int i = 0; i < n; i++) tensor[size_t(i)] = uint16_t(i + 1);
         const int box = box_elements(c);
         // Element i of the box in the tensor, or -1.
         const auto source = [&](int i) {
             int offset = 0, scale = 1;
-            for (int d = 0; d < c.rank; d++) {
+            for (int d = 0; d < 4; d++) {
                 const int x = c.at[d] + i % c.box[d];
                 if (x < 0 || x >= c.dims[d]) return -1;
                 offset += x * scale, scale *= c.dims[d], i /= c.box[d];
@@ -246,30 +207,23 @@ TEST(Simt, TmaCopiesTheBoxAndZerosOutside) {
             const auto out = dout.get();
             for (int i = 0; i < box; i++)
                 ASSERT_EQ(out[swizzled(size_t(i), c.swizzle)], source(i) < 0 ? 0 : tensor[size_t(source(i))])
-                    << "rank " << c.rank << ", swizzle " << c.swizzle << ", element " << i;
+                    << "case " << &c - kTmaCases << ", swizzle " << c.swizzle << ", element " << i;
         });
     }
 }
 
-TEST(Simt, BulkCopiesAndMulticastReachEveryBlock) {
+TEST(Simt, BulkCopiesArrive) {
     const auto in = counting(300);
-    std::vector<uint16_t> tensor(1024);
-    for (int i = 0; i < 1024; i++) tensor[size_t(i)] = uint16_t(i);
     for_seeds(10, [&] {
         DeviceArray<float> din(in), dout(300);
         bulk_double(dout.data(), din.data(), 300, nullptr);
         const auto out = dout.get();
         for (int i = 0; i < 300; i++) ASSERT_EQ(out[size_t(i)], 2.0f * float(i));
-        DeviceArray<uint16_t> dt(tensor), dm(2048);
-        multicast(dm.data(), dt.data(), nullptr);
-        const auto m = dm.get();
-        for (int b = 0; b < 2; b++)
-            for (int i = 0; i < 1024; i++) ASSERT_EQ(m[size_t(b * 1024) + swizzled(size_t(i), 128)], tensor[size_t(i)]);
     });
 }
 
 TEST(Simt, WgmmaGivesTheMatrixProduct) {
-    for (int n : {16, 32, 64, 80, 96, 128, 160, 192, 256})
+    for (int n : {16, 64, 96, 128})
         for (int layout = 0; layout < 4; layout++)
             for (int flags = 0; flags < 16; flags++) {
                 const WgmmaCase c{n, layout, bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8)};
