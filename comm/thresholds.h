@@ -5,7 +5,7 @@
 //   build/dev/virtual_net thresholds
 //
 // prints the time of each choice on nodes of 8 H100 (predicted, not measured); a row here is the best of a line there,
-// or within 3 % of it. dev/results/virtual-net.md has that output. Sizes are of the whole range, in bytes on the wire.
+// or within 3 % of it. dev/results/planner.md has that output. Sizes are of the whole range, in bytes on the wire.
 
 #include <cstdint>
 

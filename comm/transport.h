@@ -91,7 +91,7 @@ class Transport {
 
     virtual const char* name() const = 0;  // "self", "mpi", "tcp", "nccl", "loopback"
     // Chunk size and lanes of the collectives. Through host memory: so small that a chunk is still in cache when it is
-    // added (dev/results/collectives-cpu.md).
+    // added (dev/results/communication.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
     // Whether nothing moves, and a hop of a ring costs what every other does: a few then tell of all (planned ranks).

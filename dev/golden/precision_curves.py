@@ -2,7 +2,7 @@
 """Number formats trained here and in PyTorch with the same casts: do the losses differ by more than two standard errors?
 
     dev/golden/precision_curves.py --out runs/curves [--program ./train_llama] [--data data/stdlib] [--seeds 1,2,...,8]
-    dev/golden/precision_curves.py --out runs/curves --report dev/results/precision-curves.md      of what has been run
+    dev/golden/precision_curves.py --out runs/curves --report runs/curves/report.md      of what has been run
     dev/golden/precision_curves.py --out runs/curves --order      torch beside itself, with sums that are moved in their last places
     dev/golden/precision_curves.py --self-test
 

@@ -4,7 +4,7 @@
     dev/gpu/attention_model.py [BUILD] [--all]     BUILD: default build; --all: fp16 too
 
 Needs no GPU: cuobjdump (CUDA Toolkit; $CUOBJDUMP names another) and c++filt. Prints Markdown tables;
-dev/results/attention-model.md says what they mean. Exit code 1 if a loop touches local memory, if ptxas has serialised
+dev/results/kernels.md says what they mean. Exit code 1 if a loop touches local memory, if ptxas has serialised
 wgmma, if a wait that exponentials should run under has moved in front of them, or if a warpgroup uses more registers
 than setmaxnreg leaves it.
 """

@@ -4,7 +4,7 @@
     dev/gpu/kernel_counts.py [BUILD] [--gate]     BUILD: default build; make ptx-quick makes BUILD/ptx/kernel_tests
 
 Needs no GPU: the PTX for sm_90a runs in the interpreter (test/ptx) at the shapes of a few kernel tests, with the addresses
-that these really use. Prints Markdown tables; dev/results/ptx-counts.md says what they mean. Nothing in them is a time but
+that these really use. Prints Markdown tables; dev/results/kernels.md says what they mean. Nothing in them is a time but
 the predictions, which are computed.
 
 --gate (in make test, seconds) prints a line per kernel and fails if its accesses to shared memory take more than 1.5 times the

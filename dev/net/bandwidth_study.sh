@@ -3,7 +3,7 @@
 # alpha-beta prediction. Writes a table, the raw numbers and an SVG.
 #
 #   dev/net/bandwidth_study.sh OUT_FOLDER [N] [RATES...]
-#   dev/net/bandwidth_study.sh dev/results/bandwidth 2 10gbit 1gbit 300mbit 100mbit
+#   dev/net/bandwidth_study.sh runs/bandwidth 2 10gbit 1gbit 300mbit 100mbit
 #
 # The model is MODEL (train_llama flags; default dim 256, 4 layers). One thread per rank.
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Where the best learning rate lies at widths 64 to 512, with muP and without.
 
-    python3 dev/run/mup_study.py ./train_llama --work /tmp/mup --report dev/results/mup-study.md
+    python3 dev/run/mup_study.py ./train_llama --work /tmp/mup --report /tmp/mup/report.md
 
 Trains a small LLaMA on the source of Python's standard library at each width, rate and seed, --jobs runs at a time on one thread each, with
 --mup-base-width 64 and without; at the base width the two are the same run. A run adds a line to the .jsonl beside REPORT, and what has a line there is

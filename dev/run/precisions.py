@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Number formats compared: what fp32, fp16, fp8 and bf16 state cost in validation loss against bf16, in pairs.
 
-    nice -n 19 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report dev/results/precisions.md [--minutes 60]
+    nice -n 19 python3 dev/run/precisions.py ./train_llama --work /tmp/precisions --report runs/precisions.md [--minutes 60]
 
 Trains the quickstart's model on the source of Python's standard library. Each type has the same seeds: a pair has the same first
 weights and the same batches. Seed after seed, first with the types that have a bar; after --minutes no run begins. A run adds a line to the .jsonl
@@ -192,7 +192,7 @@ def report(args):
     lines = [
         "# Number formats compared on real text",
         "",
-        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report dev/results/precisions.md --steps {args.steps} --lr {args.lr} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
+        f"    python3 dev/run/precisions.py ./train_llama --work WORK --report runs/precisions.md --steps {args.steps} --lr {args.lr} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
         "",
         f"Commit {', '.join(commits)}; {dates[0]}{'' if dates[0] == dates[-1] else ' to ' + dates[-1]}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
         f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens at a learning rate of {args.lr},",

@@ -130,23 +130,23 @@ class Sources:
 
     def others(self):
         gb = r"\*\*([\d.]+)\*\* \(([\d.]+) with gathered\)"
-        ddp, fsdp = (self.stored("table-gpt2-memory.md", rf"^\| {how} x 4 .*{gb}") for how in ("DDP", "FSDP"))
+        ddp, fsdp = (self.stored("training.md", rf"^\| {how} x 4 .*{gb}") for how in ("DDP", "FSDP"))
         for how, got, want in (("DDP", ddp[0], 4.26), ("FSDP", fsdp[0], 4.26 / 4)):  # 12 bytes of 355M
             if got != "?":
                 self.expect(f"GPT-2 355M under {how}: GB of parameters and moments", float(got), want)
-        here = self.stored("table-recompute.md", r"^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
-        card = self.stored("table-recompute.md", r"One H100[\s\S]*?^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
+        here = self.stored("training.md", r"^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
+        card = self.stored("training.md", r"One H100[\s\S]*?^\| block \| \d+ \| (\S+ %) .*\| (\S+ %) \|$")
         gaps = [self.stored("precisions.md", rf"^\| {kind} \| \d+ \| \S+ \| (\S+ %)")[0] for kind in ("fp16", "fp8 tensor", "fp8 block")]
         small = self.planned(1, "--preset gpt2-124m --vocab 50304 --dtype fp32 --batch 1 --seq-len 1024".split())
         parameters = small["parameters"] / 4
         rows = [
             ["DDP of GPT-2 355M, 4 ranks", "4.2 GB", f"{ddp[0]} GB", "the same", "equal: parameters and moments, 12 bytes each; gradients are freed there",
-             "[page](table-gpt2-memory.md)"],
+             "[page](training.md)"],
             ["FSDP of the same", "1.1 GB", f"{fsdp[0]} GB ({fsdp[1]} with gathered units)", "the same", "equal without gathered units, which are freed there when it is read",
-             "[page](table-gpt2-memory.md)"],
+             "[page](training.md)"],
             ["recomputing every block", "30 % slower, 70 % less", f"{here[0]}, {here[1]} of all memory", f"{card[0]}, {card[1]} (one H100)",
              "a block's forward pass is a third of the work, less what attention's backward pass and the head take; memory depends on what is not activations",
-             "[page](table-recompute.md)"],
+             "[page](training.md)"],
             ["GPT-2 124M on 1 to 8 GPUs: 96, 94, 88 % at 12,500 tokens/s", "3.1 GB", "not measured: no GPU",
              f"{16 * parameters / 1e9:.2f} GB of state whole, {16 * parameters / 8e9:.2f} on 8",
              f"sharding alone can't give it: {16 * parameters / 1e9:.2f} GB is all that it divides, the rest of 3.1 GB is activations and buffers; the efficiencies are of another machine's link and batch",

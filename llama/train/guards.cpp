@@ -16,7 +16,7 @@ static double median(std::vector<double> x) {
 }
 
 // A loss that stays high has no single step that stands out: a mean z of the last eight at 0.3 of a spike's is one as
-// well (dev/results/spikes.md). A single step counts for so much at most.
+// well (dev/results/outcomes.md). A single step counts for so much at most.
 constexpr long kRecent = 8;
 constexpr double kLasting = 0.3, kMostOfOne = 6;
 

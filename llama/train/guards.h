@@ -58,7 +58,7 @@ inline constexpr auto kNames<OnSpike> = std::to_array<Named<OnSpike>>(
 
 struct GuardOptions {
     int64_t max_skips = 10;  // 0: never gives up
-    double spike_z = 5.7;    // 0: no detector; dev/results/spikes.md
+    double spike_z = 5.7;    // 0: no detector; dev/results/outcomes.md
     OnSpike on_spike = OnSpike::warn;
 };
 

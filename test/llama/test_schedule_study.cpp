@@ -96,7 +96,7 @@ TEST(ScheduleStudy, ComparesAllSchedules) {
     EXPECT_NE(printed("--pp 3 --micro-batches 6 --compare").find("pp 3 is odd"), std::string::npos);
 }
 
-// As the papers count a fused cell, and as a run executes it (dev/results/pipeline-bubbles.md has that column too).
+// As the papers count a fused cell, and as a run executes it (dev/results/pipelines.md has that column too).
 TEST(ScheduleStudy, FusedCellsAreTimedBothWays) {
     const std::string got = printed("--pp 4 --micro-batches 8 --pp-schedule dualpipe");
     EXPECT_NE(got.find("makespan 26  utilisation 92.3 % of the step"), std::string::npos) << got;

@@ -1,7 +1,7 @@
 # The PTX interpreter: what nvcc has made of the kernels, run on a machine with no GPU. Included by the top Makefile, whose
 # rules and variables it uses.
 #
-#   make test-ptx          everything here, with the parts that need other projects' kernels; its report is in dev/results
+#   make test-ptx          everything here, with the parts that need other projects' kernels; its report is build/ptx/report.md
 #   make ptx-quick         what `make test` runs
 #
 # Nothing is compiled by nvcc for this: the program's own objects hold their PTX. The kernel tests, the fake CUDA libraries

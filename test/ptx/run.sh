@@ -3,7 +3,7 @@
 #   quick   the kernel tests on the PTX for each architecture, under one seed, with memory order checked
 #   all     the same under more seeds and in order, which lines of PTX none of them executed, bits beside the emulator's, and
 #           other projects' kernels. A step that these programs have passed is not repeated (PTX_DIR/journal). At the end
-#           the report, REPORT (default dev/results/ptx-run.md).
+#           the report, REPORT (default PTX_DIR/report.md).
 #   sm75    some of the kernel tests on a T4's PTX and in the emulator as a T4
 # J: processes at a time (default: cores). ONLY: a regular expression; of `all`, the steps whose names match.
 set -u
@@ -87,6 +87,6 @@ for arch in "${arches[@]}"; do
 done
 unset SIMT_ARCH
 kept "kernels proven on GPUs" "$here/proven/proven.sh" "$(dirname "$dir")"
-report=${REPORT:-dev/results/ptx-run.md}
+report=${REPORT:-$dir/report.md}
 "$here/report.py" "$dir" "$journal" > "$report.new" && mv "$report.new" "$report" && echo "the report is $report"
 finish

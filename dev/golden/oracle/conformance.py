@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Opens the small files of the LLaMA family: a table of what this program makes of each, for dev/results/conformance.md.
+"""Opens the small files of the LLaMA family: a table of what this program makes of each, for dev/results/others.md.
 
     v/bin/python dev/golden/oracle/conformance.py [--tokenizers DIR] > table.md
 
