@@ -23,7 +23,7 @@
 #           SM="80 90a"  GPU architectures; default: this machine's GPUs; without one, all of 80 89 90a 100 120 that nvcc knows for
 #                        make and make install, 80 and 90a for other goals (tests need no more); SM=all, make dist: 75 too
 
-# What tests and benchmarks train is kept where --out says so, and only there.
+# Tests and benchmarks keep what they train where --out says so, and only there.
 export RINGZERO_RUNS :=
 
 CXX   ?= g++
@@ -173,7 +173,7 @@ $(OBJ)/comm/%.cu.o: private NVCCFLAGS += $(NCCL_DEVICE_FLAGS)
 # The oneDNN that was found last
 $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
-# Where no loop is hot, compiling fast counts: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
+# Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
 $(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) comm/%.o zero/%.o test/%.o train_llama.o): \
     private LEVEL = $(COOL)
@@ -220,7 +220,7 @@ endif
 TSAN := $(BUILD)/tsan
 TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_symmetric.cpp comm/test_wire_check.cpp \
   llama/test_pipeline_executor.cpp llama/test_pipeline_layouts.cpp zero/test_zero.cpp)
-# What these tests reach; the linker says if more is needed.
+# Objects that these tests reach; the linker says if more is needed.
 TSAN_SOURCES := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/% plan/% \
   $(addsuffix .cpp,$(addprefix base/,background builtin machine output shell toml) $(addprefix model/,generate presets recipe))) \
   $(addprefix comm/,crash.cpp layout_text.cpp links.cpp ranks.cpp restart.cpp),$(CPP_SOURCES))
@@ -242,7 +242,7 @@ test: deps-test
 FAULT_SHIM := $(BUILD)/libfile_faults.so
 .PHONY: test-build deps-test
 test-build: train_llama $(FAULT_SHIM) learn-build $(OBJ)/dev/report $(OBJ)/dev/harness $(OBJ)/unit_tests $(if $(HAVE_MPI),$(OBJ)/mpi_tests) $(TSAN)/tests $(if $(HAVE_CUDA),$(SIMT_TARGETS) $(PTX_TARGETS))
-# What was installed is looked for again: config.mk was written before.
+# Installed libraries are looked for again: config.mk was written before.
 deps-test:
 	@dev/build/install_deps.sh --check || { dev/build/install_deps.sh && rm -f $(CONFIG); }
 

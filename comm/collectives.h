@@ -83,7 +83,7 @@ struct CollectiveOptions {
     const char* axis = "";            // that the meter counts under
     int nodes = 1;                    // of hier: the group's rank is local * nodes + node (Grid puts them so)
     int64_t step_bytes = 0;           // of hier, in one step to one rank of the node; 0: thresholds.h's
-    // Of two levels, with several nodes: this rank's node and its column, which outlive the object. Of hier none where
+    // Two levels, on several nodes: this rank's node and its column, which outlive the object. hier has none where
     // both are reached over the group's own transport.
     Transport *row = nullptr, *column = nullptr;
 };
@@ -118,7 +118,7 @@ class Collectives {
     // registered); else nullptr, and any memory will do. All ranks call it together, with nothing of this group under
     // way. It goes with this object.
     virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
-    // Whether a reduce-scatter rounds the values of all ranks to `wire` before it adds any. Values that have that type
+    // True: a reduce-scatter rounds the values of all ranks to `wire` before it adds any. Values that have that type
     // already then give the same bits.
     virtual bool rounds_first() const { return size() > 1; }
     // Whose part of that memory is this rank's.
@@ -132,17 +132,17 @@ class Collectives {
     virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
     virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
     virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
-    // Whether do_all_gather also brings this rank's slice to its place, where it comes from elsewhere.
+    // True: do_all_gather also brings this rank's slice to its place, where it comes from elsewhere.
     virtual bool brings_own_slice(const AllGather&) const { return false; }
-    // Whether everything goes through the transport. What a library sends is unknown: bytes_sent() then counts the
+    // True: everything goes through the transport. A library's traffic is unknown: bytes_sent() then counts the
     // ring's bytes.
     virtual bool uses_transport() const { return true; }
-    // Whether a gather to out[0..bytes) moves anything: nothing moves where all ranks have that memory in common.
+    // True: a gather to out[0..bytes) moves something. Nothing moves where all ranks have that memory in common.
     virtual bool gather_moves(const void* /*out*/, int64_t /*bytes*/) const { return true; }
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
-    // Of an all-reduce: the sum of this rank's slice, where it lies in `out`. The other half is an all-gather.
+    // First half of an all-reduce: the sum of this rank's slice, where it lies in `out`. The second is an all-gather.
     ReduceScatter first_half(const AllReduce& a) const;
     int wrap(int r) const { return ((r % size()) + size()) % size(); }
     // Scratch of at least `bytes`; grows after draining `stream`.
@@ -159,7 +159,7 @@ class Collectives {
         if constexpr (std::is_same_v<Args, ReduceScatter>) other.do_reduce_scatter(stream, a);
         if constexpr (std::is_same_v<Args, AllGather>) other.do_all_gather(stream, a);
     }
-    // What one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
+    // Bytes that one half of the ring sends from this rank: all slices but its own, or but the right neighbour's.
     int64_t scatter_bytes(Offsets offsets, DType wire) const;
     int64_t gather_bytes(Offsets offsets, DType dtype) const;
 
@@ -188,7 +188,7 @@ inline constexpr auto kNames<Algorithm> = std::to_array<Named<Algorithm>>({{Algo
                                                                            {Algorithm::hier_symmetric,
                                                                             "hier-symmetric"}});
 
-// Whether its ranks stand in columns over the nodes, which Grid arranges.
+// True: its ranks stand in columns over the nodes, which Grid arranges.
 constexpr bool is_two_level(Algorithm a) { return a == Algorithm::hier || a == Algorithm::hier_symmetric; }
 
 // By axis of the mesh, as --collectives has it: "hier", "tp=ring", "tp=direct,data=hier". An algorithm alone is data's.
@@ -196,14 +196,14 @@ struct AxisAlgorithms {
     std::optional<Algorithm> data = {};  // of data, shard and replicate; none: data_on
     Algorithm tp = Algorithm::direct;
     bool operator==(const AxisAlgorithms&) const = default;
-    // Where none was asked for: hier between GPUs, which on one node chooses by bytes, and between ranks of several
+    // Default, none asked for: hier between GPUs, which on one node chooses by bytes, and between ranks of several
     // nodes; else the ring, and where nodes hold unequally many (0).
     Algorithm data_on(int nodes, bool gpus) const {
         return data.value_or(nodes > 1 || (gpus && nodes == 1) ? Algorithm::hier : Algorithm::ring);
     }
 };
 std::string text_of(const AxisAlgorithms&);
-// What is wrong with such a text, and the nearest that is right; "": nothing.
+// Says what is wrong with such a text, and the nearest that is right; "": nothing.
 std::string wrong_axis_algorithms(const std::string& text);
 AxisAlgorithms parse_axis_algorithms(const std::string& text);
 

@@ -1,4 +1,4 @@
-// What the ranks of a job agree on: each call takes ceil(log2 N) rounds, and a rank sends and receives at most one
+// Control plane: agreement of a job's ranks. A call takes ceil(log2 N) rounds; a rank sends and receives at most one
 // message in each (two where it is the length and the text).
 
 #include <algorithm>

@@ -37,7 +37,7 @@ constexpr ExitMeaning kExitMeanings[] = {
     {kExitInterrupted, "a second Ctrl-C: ended without saving"},
 };
 
-// Of an error that ends the program.
+// Exit code for an error that ends the program.
 ExitCode exit_code_of(const std::exception& error);
 
 }  // namespace rz

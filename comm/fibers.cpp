@@ -162,7 +162,7 @@ void Fibers::run(const std::function<void(int)>& body, const std::function<std::
     for (int i = 0; i < count(); ++i) {
         Fiber& f = *fibers_[size_t(i)];
 #ifdef RZ_SWITCH_BY_HAND
-        // What the switch pops: r15 r14 r13 r12 rbx rbp and where to return to; the stack is then aligned.
+        // The switch pops r15 r14 r13 r12 rbx rbp and where to return to; the stack is then aligned.
         void** top = reinterpret_cast<void**>(f.base + f.size) - 9;
         void* frame[9] = {nullptr, nullptr, nullptr, this, nullptr, nullptr, reinterpret_cast<void*>(&rz_fiber_start),
                           nullptr, nullptr};

@@ -15,7 +15,7 @@
 
 namespace rz {
 
-// What the calling thread issues from now on is for; -1: for nothing in particular. Set by whoever knows: the program
+// Purpose of the work that this thread issues from now on; -1: none in particular. Set by whoever knows: the program
 // of a step and the optimizer.
 struct WorkScope {
     int32_t unit = -1, micro_batch = -1, stage = -1;
@@ -72,9 +72,9 @@ uint64_t status_magic();
 // Whatever stands in the file; false if it is no page.
 bool read_status(const std::string& path, StatusPage*);
 bool read_flight(const std::string& path, Flight*);
-// Of each group the records around its first operation that is not done: what another host needs for a table.
+// The records of each group around its first operation that is not done: another host needs them for a table.
 Flight around_open(const Flight&);
-// Of each group by name and first member, the first record that is not done; those with none have none.
+// The first record of each group (by name and first member) that is not done; groups without one have none.
 const OpRecord* first_open(const Flight&, int channel);
 
 // "all_reduce #57 of group data, unit 3, micro-batch 0, stage 0 (step 12, 4.00 MiB): running, hop 3, to rank 2, from

@@ -49,7 +49,7 @@ class Pickle {
     std::string out_;
 };
 
-// Of those that the tool knows.
+// The name, if the tool knows it.
 const char* known_name(const std::string& op) {
     if (op == "all_gather" || op == "gather by parts") return "nccl:all_gather_v";
     if (op == "reduce_scatter" || op == "scatter by parts") return "nccl:reduce_scatter_v";

@@ -91,7 +91,7 @@ static void check_shard_size(int shard_size, int data_ranks, int ranks) {
 
 // ---- places ---------------------------------------------------------------------------------------------------------
 
-// Whether the ranks that stand on `axis` together differ in a coordinate.
+// True: the ranks that stand on `axis` together differ in a coordinate.
 static bool varies(Axis axis, Axis coordinate) {
     switch (axis) {
         case Axis::tp:

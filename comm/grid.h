@@ -63,7 +63,7 @@ class Grid {
     int nodes(Axis axis) const;
     // Those of data, where shard and replicate lie evenly on nodes too; else 0.
     int nodes_of_state() const { return nodes(Axis::shard) > 0 && nodes(Axis::replicate) > 0 ? nodes(Axis::data) : 0; }
-    // Of a rank of the job.
+    // Place of a rank of the job.
     Place place(Axis axis, int rank) const;
     // The ranks of the job that stand on this axis with `rank`, in order: members()[place().rank] == rank.
     std::vector<int> members(Axis axis, int rank) const;

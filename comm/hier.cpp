@@ -2,12 +2,12 @@
 // exchange over its own links and the ranks of a column over network cards, every rank over its own. Rank r owns slice
 // r: a column owns one run of memory, and one map from ranks to slices (comm/grid.h) serves every algorithm.
 //
-// What is cut into steps is not the slices but their owners: node m takes the owners on nodes m + 1, m + 2, ... m
+// Steps cut the owners, not the slices: node m takes the owners on nodes m + 1, m + 2, ... m
 // (modulo nodes) a few at a time, so that in each step each node sends to as many nodes as it receives from. Step s of
 // a reduce-scatter is one message group: the row's exchange for the owners of step s, and the column's for those of
 // step s - 2; the row's sums of step s - 1 are made meanwhile. The all-gather is the mirror: step s gathers along the
 // column and spreads along the row what came two steps ago. One step: the levels one after the other, for few bytes.
-// Where a slice is longer than a step, a step is a chunk of one owner's slice. Over NCCL row and column are
+// A slice longer than a step makes a step a chunk of one owner's slice. Over NCCL row and column are
 // communicators of their own (levels_apart), and a step's messages two groups, the row's first on every rank.
 
 #include <algorithm>
@@ -50,7 +50,7 @@ class Hier : public Collectives {
     }
 
    private:
-    // Where one planned rank stands for all, an operation on slices that were moved before takes as long as then.
+    // Planner: one planned rank stands for all; an operation on slices that were moved before takes the same time.
     struct Told {
         Ticks time;
         int64_t sent;
@@ -104,7 +104,7 @@ class Hier : public Collectives {
     }
     template <class Body>  // body(begin, n, place): the runs of a column that belong to a step, and their place in it
     void runs(const Steps& k, Offsets offsets, int s, int column, Body body) const;
-    // Where an owner's part lies in a step of this rank's column.
+    // Offset of an owner's part in a step of this rank's column.
     int64_t place_of(const Steps& k, Offsets offsets, int s, int owner) const;
 
     void scatter(Stream& stream, const ReduceScatter& a);
@@ -122,7 +122,7 @@ class Hier : public Collectives {
     void exchange(Stream& stream, const MessageGroup& group) { finish(stream, start(stream, group)); }
     template <class First, class Second, class Arrived>
     void pipeline(Stream& stream, int count, First first, Second second, Arrived arrived);
-    // What carries out an operation on one node, or with one rank on each: the bits of direct, or of the ring.
+    // The algorithm on one node, or with one rank on each: the bits of direct, or of the ring.
     Collectives* one_level(Offsets offsets, DType moved);
 
     int nodes_, locals_;
@@ -336,7 +336,7 @@ void Hier::gather(Stream& stream, void* out, Offsets offsets, DType dtype) {
 
 // ---- all-reduce -----------------------------------------------------------------------------------------------------
 
-// Of few bytes: the column's part of the row's sum goes to everyone in the column, who all add it up; the same bits.
+// Few bytes: the column's part of the row's sum goes to everyone in the column, who all add it up; the same bits.
 void Hier::one_shot(Stream& stream, const AllReduce& a) {
     const int64_t wire = size_of(a.wire), first = offset(a.offsets, member(0, local()));
     std::vector<int64_t> columns;

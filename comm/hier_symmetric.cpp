@@ -29,7 +29,7 @@ class HierSymmetric : public Collectives {
         column_ = make_direct(*options.column, inner);
     }
     const char* name() const override { return "hier-symmetric"; }
-    // Of the row: a buffer is then summed and gathered where it lies. Ranks of all nodes have no memory in common.
+    // The row's memory: a buffer is then summed and gathered where it lies. Ranks of all nodes have none in common.
     SharedMemory* allocate(int64_t bytes, Shares) override { return row_->allocate(bytes, Shares::each); }
     int shared_rank() const override { return row_->rank(); }
     std::string through() const override { return row_->through(); }
@@ -53,7 +53,7 @@ class HierSymmetric : public Collectives {
 
    private:
     int column() const { return rank() / nodes_; }
-    // Where each column's run begins.
+    // Begin of each column's run.
     std::vector<int64_t> runs(Offsets offsets) const {
         std::vector<int64_t> at;
         for (int first = 0; first <= size(); first += nodes_) at.push_back(offset(offsets, first));
@@ -88,7 +88,7 @@ class HierSymmetric : public Collectives {
         column_->all_gather(stream, {.out = run, .in = own, .offsets = slice_offsets, .dtype = dtype});
         row_->all_gather(stream, {.out = out, .in = run, .offsets = run_offsets, .dtype = dtype});
     }
-    // What the two levels send is this group's.
+    // The two levels' traffic is this group's.
     template <class Body>
     void counted(const Body& body) {
         const auto sent = [&] { return options_.row->bytes_sent() + options_.column->bytes_sent(); };

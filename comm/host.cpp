@@ -25,7 +25,7 @@ std::string host_name() {
 }
 
 bool launched_with_others() {
-    // Of --ranks, MPICH and its kin, Open MPI, torchrun, srun
+    // Variables of --ranks, MPICH and its kin, Open MPI, torchrun, srun
     for (const char* size :
          {"RINGZERO_RANKS", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "WORLD_SIZE", "SLURM_STEP_NUM_TASKS"})
         if (const char* value = std::getenv(size)) return std::atoi(value) > 1;

@@ -6,7 +6,7 @@ namespace rz {
 
 std::string host_name();
 
-// Whether a launcher started several ranks; known before MPI is. False if the launcher's way to say so is not.
+// True: a launcher started several ranks; known before MPI is. False if the launcher's way to say so is unknown.
 bool launched_with_others();
 
 // True for the first process of this job on this host that asks with this text, until that process ends: what all ranks

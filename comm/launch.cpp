@@ -140,7 +140,7 @@ std::optional<Launch> by_other_mpi(const Environment& env) {
                     *rank, *size, local == size, "", text_of(env, "PMIX_NAMESPACE") + text_of(env, "PALS_APID"), 29511);
 }
 
-// Whether the program's own MPI belongs to the launcher that is there; and how many ranks that has.
+// Ranks of the program's own MPI, if it belongs to the launcher that is there.
 std::optional<int> ranks_of_mpi(const Environment& env, const std::string& mpi_library) {
     if (mpi_library.empty()) return {};
     if (const auto size = first_of(env, {"PMI_SIZE", "MV2_COMM_WORLD_SIZE"}, 1)) return size;

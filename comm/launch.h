@@ -1,5 +1,5 @@
 #pragma once
-// Who started this process, and as which of how many ranks: the environment says it. mpirun's ranks find each other by
+// The launcher of this process, its rank and the number of ranks, by the environment. mpirun's ranks find each other by
 // MPI, all others over TCP (tcp_net.h).
 
 #include <cstdint>

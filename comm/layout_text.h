@@ -1,5 +1,5 @@
 #pragma once
-// Who is where: a drawing of a grid of ranks, and which axes leave a host.
+// A drawing of a grid of ranks: which rank is where, and which axes leave a host.
 
 #include <string>
 #include <vector>

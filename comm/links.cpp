@@ -12,7 +12,7 @@ namespace rz {
 
 namespace {
 
-// Of byte i on the way from one rank to another: the same nowhere else.
+// Value of byte i on the way from one rank to another: the same nowhere else.
 uint8_t byte_of(int from, int to, int64_t i) {
     uint64_t x = uint64_t(i / 8) * 0x9e3779b97f4a7c15ull + uint64_t(from + 1) * 0xd1b54a32d192ed03ull +
                  uint64_t(to + 1) * 0x8cb92ba72f3d8dd7ull;
@@ -94,7 +94,7 @@ double median_rate(const std::vector<LinkResult>& links, bool same_host) {
 
 const char* kind_of(bool same_host) { return same_host ? "within a host" : "between hosts"; }
 
-// Of what each rank found, the pairs: the slower of the two directions, the wrong bytes of both.
+// Joins what each rank found, by pairs: the slower of the two directions, the wrong bytes of both.
 std::vector<LinkResult> join(const std::vector<LinkResult>& found) {
     std::map<std::pair<int, int>, LinkResult> pairs;
     for (const LinkResult& one : found) {

@@ -27,7 +27,7 @@ struct Links {
 Links measure_links(Process& process, Transport& transport, const std::vector<std::string>& hosts, int64_t bytes,
                     int repeats);
 
-// What is worth a line: a link with wrong bytes; one below half the median rate of its kind (within a host, between
+// Links worth a line: a link with wrong bytes; one below half the median rate of its kind (within a host, between
 // hosts); a rank all of whose links are, named once; rates inside a host of GPUs that only sockets explain.
 std::vector<std::string> odd_links(const std::vector<LinkResult>& links, const std::vector<std::string>& hosts,
                                    bool gpus);

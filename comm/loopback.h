@@ -43,7 +43,7 @@ class LoopbackHub {
                                         const std::string& key);
 
     std::shared_ptr<Watch> watch(int rank);
-    // What a Process of a rank on the CPU or on a GPU agrees with the others through.
+    // The transport that a Process of a rank on the CPU or on a GPU agrees with the others through.
     std::unique_ptr<HostTransport> control(int rank);
     // From now on whatever a rank waits for throws that this one failed, and why. True for the first that does.
     bool fail(int rank, const std::string& reason, int exit_code = kExitError);

@@ -122,7 +122,7 @@ void Mesh::build_axis(Axis axis, const Open& open) {
     const Algorithm how = of_data ? algorithm() : axis == Axis::tp ? options_.algorithms.tp : Algorithm::direct;
     CollectiveOptions options = options_.collectives;
     options.nodes = is_two_level(how) && size > 1 ? grid_.nodes(axis) : 1;
-    // Where nothing is shared, all of the data axis are replicas.
+    // If nothing is shared, all of the data axis are replicas.
     const bool replicas = axis == Axis::data && size > 1 && grid_.size(Axis::shard) == 1;
     group.counted = replicas ? Axis::replicate : axis == Axis::shard ? Axis::data : axis;
     options.axis = name_of(group.counted);
@@ -179,7 +179,7 @@ void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, co
         left_free, lanes + groups, lanes, groups, lanes + groups);
 }
 
-// Where ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts; on one GPU drawing
+// If ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts; on one GPU drawing
 // balances attention's tiles. The counter is the mesh's, so the context forgets it with the mesh.
 void Mesh::make_room(Device device) {
     stream_->context().draws = nullptr;

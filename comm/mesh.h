@@ -51,7 +51,7 @@ struct MeshOptions {
     std::function<bool()> damage_wire = {};  // of tests: whether an arriving message is to lose a bit
 };
 
-// Of an operation over NCCL, and of all that may be under way together on a GPU.
+// Room of one operation over NCCL, and of all that may be under way together on a GPU.
 struct NcclRoom {
     NcclBlocks each;
     int lanes, groups;  // a pipeline's, both directions; data or its row and column, tp, cp, pp
@@ -112,7 +112,7 @@ class Mesh {
     ~Mesh();
 
     const Grid& grid() const { return grid_; }
-    // What --collectives came to: of data, shard and replicate.
+    // The resolved --collectives of data, shard and replicate.
     Algorithm algorithm() const { return *options_.algorithms.data; }
     Place world() const { return world_; }  // in the job
     Place place(Axis axis) const { return grid_.place(axis, world_.rank); }
@@ -130,13 +130,13 @@ class Mesh {
     // On a planned device: the ranks that are planned together with this one; else nullptr.
     PlannedPeers* planned_peers() const { return planned_peers_; }
 
-    // Whether this is the first of the tp, cp and pp peers, which all read the same samples: what is counted per sample
+    // True: this is the first of the tp, cp and pp peers, which all read the same samples: what is counted per sample
     // is counted once.
     bool is_first_reader() const;
 
     // For collectives that overlap compute.
     Stream& stream() const { return *stream_; }
-    // Of this axis.
+    // This axis' stream.
     Stream& stream(Axis axis) const { return own_streams_[size_t(axis)] ? *own_streams_[size_t(axis)] : *stream_; }
 
     // To and from a neighbour on the pp axis; first and last are neighbours too.

@@ -1,5 +1,5 @@
 #pragma once
-// What communication costs: a timer, bytes and seconds per operation, and how much of that time compute had to wait.
+// The cost of communication: a timer, bytes and seconds per operation, and how much of that time compute had to wait.
 //
 //   overlap efficiency = hidden / busy, in [0, 1]
 //   total    time that collectives took on their streams, between the events around each
@@ -57,7 +57,7 @@ class CommMeter {
         Event began, ended;
         std::string axis = {};
     };
-    // What was enqueued between two cuts: that of a step, to be added up when it is done.
+    // Operations enqueued between two cuts: those of a step, to be added up when it is done.
     struct Batch {
         std::vector<Span> spans;
         std::vector<std::pair<Event, Event>> waits;
@@ -65,7 +65,7 @@ class CommMeter {
 
     // Totals since the last take. Blocks until what was measured is complete.
     CommTotals take();
-    // What was enqueued since the last cut or take.
+    // Takes the operations enqueued since the last cut or take.
     Batch cut();
     // Totals of what is complete of it; the rest goes back and is counted with the next cut. Blocks for nothing, so
     // that a step's last gathers continue while the next step begins.

@@ -30,7 +30,7 @@ void mpi_finalize();
 // others would wait for it. Says that it belongs to the job, which then ends with it; waits until its last words are
 // read. By PMI-1; does nothing under others, or once MPI has begun. May be called by a signal handler.
 void mpi_end_before_start();
-// Where MPI_Finalize does not return: tells the launcher that this process ends as it should. By PMI-1, which is
+// For an MPI_Finalize that does not return: tells the launcher that this process ends as it should. By PMI-1, which is
 // Hydra's; does nothing under others. From then on a crash of another thread stops that thread alone: the caller ends
 // the process soon.
 void mpi_leave();

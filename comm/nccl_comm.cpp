@@ -33,7 +33,7 @@ ncclDataType_t nccl_type(DType t) {
     __builtin_unreachable();
 }
 
-// What NCCL was told, and what to try: the first exchange between two ranks connects them, and hangs where a link that
+// Says what NCCL was told, and what to try: the first exchange of two ranks connects them, and hangs where a link that
 // NCCL believes in does not work.
 std::string what_to_try() {
     std::string set;

@@ -92,7 +92,7 @@ class NcclComm {
     // for us. nullptr before NCCL 2.27.
     std::unique_ptr<SharedMemory> registered(int64_t bytes);
 
-    // What the watchdog looks at. Throws DeadlineError where a call has not returned in time, Error where NCCL has
+    // The watchdog looks here. Throws DeadlineError where a call has not returned in time, Error where NCCL has
     // failed. Never waits.
     void poll();
     // The communicator is not to be used any more: its work is aborted on the device.

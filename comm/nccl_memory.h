@@ -26,14 +26,14 @@ namespace rz {
 
 struct AxisAlgorithms;
 
-// What a step sends beside its collectives.
+// Messages that a step sends beside its collectives.
 struct StepMessages {
     bool matrix_pieces = false;  // between any two of tp, and of data or shard (Muon)
     bool shared_units = false;   // gradients, between the two places of pp that hold a unit (dualpipe)
     bool samples = false;        // logits, along pp
 };
 
-// Of a communicator; 0: NCCL's choice.
+// Channels of a communicator; 0: NCCL's choice.
 struct NcclChannels {
     int max_ctas = 0;  // thread blocks, which are channels
     int net_peer = 0;  // channels of a message over the network
@@ -46,10 +46,10 @@ struct GroupPeers {
     NcclChannels channels = {};
 };
 
-// Whether a step sums or gathers on this axis over two levels by messages: over NCCL row and column are communicators.
+// True: a step sums or gathers on this axis over two levels by messages: over NCCL row and column are communicators.
 bool has_levels(const Grid&, const AxisAlgorithms&, Axis axis);
 
-// Of all groups with more than one member that a step uses. Where multiprocessors is 0, channels mean nothing.
+// All groups with more than one member that a step uses. If multiprocessors is 0, channels mean nothing.
 std::vector<GroupPeers> step_peers(const Grid&, const AxisAlgorithms&, const StepMessages&, int rank,
                                    int multiprocessors, int left_free);
 NcclChannels nccl_channels(const Grid&, const AxisAlgorithms&, const GroupKind&, int multiprocessors, int left_free);
@@ -62,11 +62,11 @@ struct NcclModel {
     int node_channels = 32, net_channels = 16;  // of a communicator on one node, on several
 };
 
-// Of a message between two members of a communicator (enqueue.cc): as many as leave one for each member, fewer where a
+// Channels of a message between two members of a communicator (enqueue.cc): one for each member, fewer where a
 // channel would get less than 64 KiB of it; twice as many, again and again, while one gets more than 16 MiB, with ranks
 // on several nodes 128 KiB, as long as the pair has them.
 int message_channels(int64_t bytes, int64_t ranks, bool one_node, const NcclChannels& asked, const NcclModel& nccl);
-// Whether what this group moves goes by messages: the library has its own collectives, symmetric memory none.
+// True: what this group moves goes by messages: the library has its own collectives, symmetric memory none.
 bool sends_messages(const AxisAlgorithms&, const GroupKind&);
 
 struct NcclNeeds {

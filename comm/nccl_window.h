@@ -1,5 +1,5 @@
 #pragma once
-// Where the members of an NCCL communicator have mapped a window: what ncclGetLsaPointer says, NCCL's public function
+// Addresses at which members of an NCCL communicator have mapped a window: ncclGetLsaPointer, NCCL's public function
 // for kernels, from 2.28 on. (From 2.29 on the host may ask too, but only there.) It is compiled in from NCCL's header,
 // so a program knows the windows of the NCCL that it was built with.
 //

@@ -19,7 +19,7 @@ std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int
 // Pins what the members map, for as long as the result is there.
 std::unique_ptr<SharedMemory> pin(std::unique_ptr<SharedMemory> shared, int members, Device device);
 
-// What cudaDeviceCanAccessPeer says of the GPUs that this process sees: "GPU 0 does not reach GPUs 1, 2", or "".
+// The answer of cudaDeviceCanAccessPeer for the GPUs that this process sees: "GPU 0 does not reach GPUs 1, 2", or "".
 std::string unreachable_gpus(Device device);
 
 }  // namespace rz

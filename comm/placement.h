@@ -19,13 +19,13 @@ std::vector<int> assign_gpus(const std::vector<std::vector<std::string>>& visibl
 
 // The cores of a list such as "0-3,8": what the kernel writes.
 std::vector<int> parse_cpu_list(const std::string& text);
-// Of the NUMA node of a PCI device; empty where there is one node only, or it can't be read.
+// Cores of a PCI device's NUMA node; empty where there is one node only, or it can't be read.
 std::vector<int> cores_near(const std::string& bus_id, const std::string& sys = "/sys");
 
 // A line where a rank has too few cores for what it runs, else "". `local_ranks` share the machine.
 std::string too_few_cores(int cores, int machine_cores, int local_ranks, bool gpu, bool slurm);
 
-// Of this process.
+// This process' cores.
 std::vector<int> allowed_cores();
 // Threads that this one starts from now on stay on `cores`, and so does memory that they touch first; false if it is
 // not allowed.

@@ -124,7 +124,7 @@ Process::Process(LoopbackHub& hub, int rank, const std::string& run_directory)
     std::filesystem::create_directories(run_directory_, error);
     if (is_root()) clear_run_directory();
     if (!on_gpu) return;
-    // What NCCL does is looked at by the watchdog's thread, which the hub's watches do not have.
+    // The watchdog's thread looks at what NCCL does; the hub's watches do not have one.
     Watch::Options watch;
     watch.rank = rank_;
     watch.size = size_;

@@ -66,7 +66,7 @@ class Process {
     int local_rank() const { return local_rank_; }
     int local_size() const { return local_size_; }
     bool leaving() const { return leaving_; }
-    // Of every rank, the first rank of the host that it is on. Collective.
+    // For each rank, the first rank of the host that it is on. Collective.
     std::vector<int> nodes() { return all_gather(first_on_host_); }
     bool is_root() const { return rank_ == 0; }
     bool alone() const { return size_ == 1; }
@@ -96,7 +96,7 @@ class Process {
     // user. Collective.
     Device choose_device(DeviceChoice choice, TransportKind transport, std::string* note);
 
-    // Whether groups of ranks talk over NCCL. Known once the device is chosen.
+    // True: groups of ranks talk over NCCL. Known once the device is chosen.
     bool uses_nccl(TransportKind kind, Device device) const;
 
     // A group of the ranks that pass the same color, ordered by key, then rank; color -1: this rank is in none and gets

@@ -117,7 +117,7 @@ class Ranks {
         return code_;
     }
 
-    // Whether the last start ended as another may not: by a signal, an error or a rank that does not answer. Not where
+    // True: the last start ended as another may not: by a signal, an error or a rank that does not answer. False if
     // this job was asked to stop.
     bool may_start_again() {
         const timespec now = {};

@@ -67,7 +67,7 @@ class Ring : public Collectives {
         return {begin, std::min(plan.chunk, offset(plan.offsets, r + 1) - begin)};
     }
     int lanes_of(const Plan& plan) const { return int(std::min<int64_t>(options_.lanes, plan.chunks)); }
-    // Of each of a lane's two buffers; 0: it needs none.
+    // Bytes of each of a lane's two buffers; 0: it needs none.
     int64_t lane_bytes(const Plan& plan) const {
         int64_t longest = 0;
         for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));

@@ -10,7 +10,7 @@ namespace rz {
 // each: every member has a part of its own. one: all have the same bytes, so what its owner writes is there for all.
 enum class Shares { each, one };
 
-// What memory that is: none; the members' own, of the CPU or of GPUs; or pinned memory of the host beside the members'
+// Kind of that memory: none; the members' own, of the CPU or of GPUs; or pinned memory of the host beside the members'
 // own, which GPUs that do not reach each other fill and read by their copy engines.
 enum class Mapping { none, own, pinned };
 

@@ -6,7 +6,7 @@
 //   reduce_scatter  every rank loads its slice from all, in ascending rank order, adds in fp32 and rounds once: the
 //                   bits of `direct` exactly
 //
-// Where the buffer of a call lies in memory that Collectives::allocate gave, ranks read it where it is. Any other goes
+// If the buffer of a call lies in memory that Collectives::allocate gave, ranks read it there. Any other goes
 // through a staging area in two halves, a piece at a time: on the CPU a piece is then still in cache when it is read.
 // GPUs that do not map each other's memory all have a staging area in pinned memory of the host, to and from which
 // their copy engines move every piece (Mapping::pinned).
@@ -135,7 +135,7 @@ bool on_gpu(Device device) {
     return device.is_cuda() || (device.is_planned() && device.context && !device.context->one_memory);
 }
 
-// Of a gather by the ranks of a host together, from which on it goes past the caches.
+// Size of a gather by the ranks of a host together from which on it goes past the caches.
 constexpr int64_t kPastCaches = int64_t(32) << 20;
 constexpr int64_t kPushPiece = int64_t(256) << 10;  // that a rank writes to all others while it has it in its cache
 
@@ -239,7 +239,7 @@ class Symmetric : public Collectives {
         Offsets offsets;
         int64_t element;
     };
-    // Whether ranks write into each other's memory instead of reading from it: threads of the host do either.
+    // True: ranks write into each other's memory instead of reading from it: threads of the host do either.
     bool pushes(const SharedMemory& window) const {
         return transport_.device().kind == DeviceKind::cpu && window.stride() != 0;
     }

@@ -94,7 +94,7 @@ class Transport {
     // added (dev/results/communication.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
-    // Whether nothing moves, and a hop of a ring costs what every other does: a few then tell of all (planned ranks).
+    // True: nothing moves, and a hop of a ring costs what every other does: a few then tell of all (planned ranks).
     virtual bool hops_are_alike() const { return false; }
     int rank() const { return rank_; }
     int size() const { return int(world_ranks_.size()); }
@@ -123,18 +123,18 @@ class Transport {
     // The library's own collectives over the same group (MPI's, NCCL's). Throws where there is none.
     virtual std::unique_ptr<Collectives> library_collectives(const CollectiveOptions& options);
 
-    // What memory the members map of each other, and in words why not more, "": it is their own; such memory. They ask
+    // Memory that the members map of each other, and in words why not more ("": it is their own); such memory. They ask
     // together. check_peers() throws if one is known to have failed: for waits that make no progress on messages.
     virtual Mapping mapping() { return Mapping::none; }
     virtual std::string mapping_note() { return ""; }
     virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how);
     virtual void check_peers() {}
-    // Whether hier's two levels have communicators of their own, beside this one: NCCL gives a pair fewer channels in a
+    // True: hier's two levels have communicators of their own, beside this one: NCCL gives a pair fewer channels in a
     // group of several nodes, also inside a node.
     virtual bool levels_apart() const { return false; }
-    // Whether it is a thread of the host that waits for peers, also where the memory is a GPU's.
+    // True: a thread of the host waits for peers, also where the memory is a GPU's.
     virtual bool waits_on_host() const { return false; }
-    // What follows reads so much of a peer's memory: takes its time on a planned device, else none.
+    // The next work reads so much of a peer's memory: takes its time on a planned device, else none.
     virtual void reads(Stream&, int /*from*/, int64_t /*bytes*/) {}
 
    protected:

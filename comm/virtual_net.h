@@ -67,7 +67,7 @@ struct NetMachine {
 // Ticks that bytes take at a rate in MB/s, rounded up.
 Ticks ticks_of(int64_t bytes, int64_t rate);
 
-// What no algorithm can beat that sums outside the network: the bytes that must leave a node, over all of its cards,
+// Bound on algorithms that sum outside the network: the bytes that must leave a node, over all of its cards,
 // and those that must leave a rank, over link and card together, and one latency. Loose where costs of messages, gaps
 // and sums matter, which are not in it: for few bytes, and by the sums of the last step for many. `passes`: 1 for
 // reduce-scatter or all-gather, 2 for all-reduce (Patarasuk and Yuan 2009).
@@ -96,7 +96,7 @@ class VirtualNet {
     // Through the busiest port out.
     int64_t busiest_card_bytes() const;
     int64_t busiest_link_bytes() const;
-    // Of a rank to others.
+    // Bytes from a rank to others.
     int64_t bytes_sent(int rank) const { return sent_[size_t(rank)]; }
 
    private:

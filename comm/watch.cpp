@@ -359,7 +359,7 @@ static bool make_new(const std::string& path) {
 
 bool Watch::make_dump_folder() const { return mkdir(dump_folder().c_str(), 0755) == 0 || errno == EEXIST; }
 
-// Where there is a folder for it: an error that is no hang makes none.
+// Only if there is a folder for it: an error that is no hang makes none.
 void Watch::dump(int rank) const {
     Flight f;
     if (access(dump_folder().c_str(), F_OK) != 0 || !flight_of(rank, &f)) return;

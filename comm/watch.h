@@ -105,7 +105,7 @@ class Watch {
     // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
     [[noreturn]] void expired(const std::string& waiting_for);
 
-    // What this rank knows of itself, a few lines; and one line per rank, what each group waits for, and why.
+    // This rank's report on itself, a few lines; and one line per rank, what each group waits for, and why.
     std::string own_report(const std::string& waiting_for) const;
     std::string job_report(double stuck_s = 0) const;  // what is open for less is no reason
     // Leaves the records of all ranks that can be seen from here.

@@ -147,7 +147,7 @@ void read_wire_sums(const std::string& text, bool arrives, WireSums& sums) {
     }
 }
 
-// Of one pair, the first place where it differs.
+// First place where one pair differs.
 std::string tell_of(const std::string& name, const WireSums& sums) {
     std::istringstream words(name);
     int from = 0, to = 0;
@@ -172,7 +172,7 @@ std::string tell_of(const std::string& name, const WireSums& sums) {
 }  // namespace
 
 std::string wire_difference(Process& process, Stream& stream, const std::vector<WireCheck*>& checks) {
-    // What is sent counts up and what is received down: of all ranks nothing is left.
+    // Sent counts up and received counts down: over all ranks nothing is left.
     uint64_t total = 0;
     std::string folds;
     const auto each_pair = [&](auto&& body) {

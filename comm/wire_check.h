@@ -11,7 +11,7 @@
 //   traffic   a comparison sends 8 bytes up a tree of the ranks and back; where something differs, more
 //   time      one read of each byte that is sent and of each that is received
 //
-// What a library sends in its own collectives, and memory that ranks map from each other, is not seen.
+// Not seen: what a library sends in its own collectives, and memory that ranks map from each other.
 
 #include <cstdint>
 #include <functional>
@@ -28,10 +28,10 @@ class Process;
 
 constexpr int64_t kWireSums = 256;
 
-// Of one rank in one group. A transport calls it around each group of messages.
+// The check of one rank in one group. A transport calls it around each group of messages.
 class WireCheck {
    public:
-    // Whether the message that is arriving is to lose a bit: for tests. nullptr: none.
+    // True: the message that is arriving is to lose a bit, for tests. nullptr: none.
     using Damage = std::function<bool()>;
 
     WireCheck(Stream& stream, const Transport& transport, Damage damage);

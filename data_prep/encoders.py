@@ -11,7 +11,7 @@ from array import array
 from common import PrepareError, Unavailable, write_atomically
 
 EOT = "<|endoftext|>"
-# What different tokenizers call the token that begins or separates documents, in order of preference.
+# Names of the token that begins or separates documents in different tokenizers, in order of preference.
 EOT_NAMES = ("<|begin_of_text|>", EOT, "<s>", "<|im_start|>", "</s>")
 
 LLAMA3_SPLIT = (

@@ -77,7 +77,7 @@ def plain_text(row):
     return {"text": row["text"], **counts(row["text"])}
 
 
-# What WikiText's tokenisation put between words, in the order in which it is taken away.
+# WikiText's tokenisation put these between words; they are taken away in this order.
 WIKITEXT = (
     (r"s '", "s'"), (r" @-@ ", "-"), (r" @,@ ", ","), (r" @.@ ", "."), (r" : ", ": "), (r" ; ", "; "), (r" . ", ". "),
     (r" ! ", "! "), (r" ? ", "? "), (r" , ", ", "),

@@ -12,7 +12,7 @@
 #ifndef RZ_ADAMW_STEP
 #define RZ_ADAMW_STEP
 namespace rz {
-// What a step multiplies by, worked out once in double.
+// Factors of a step, worked out once in double.
 struct AdamWFactors {
     float grad_scale, beta1, one_minus_beta1, beta2, one_minus_beta2;
     float lr_m;          // lr / (1 - beta1^t)

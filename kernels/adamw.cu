@@ -45,7 +45,7 @@ __device__ __forceinline__ void update(const Coefficients& k, float g, float lr_
     w -= k.lr_m * ratio + lr_decay * w;
 }
 
-// Of kVec elements from logical offset `at`: lr * decay, or 0 in segments without
+// lr * decay of kVec elements from logical offset `at`, or 0 in segments without
 template <int kVec>
 __device__ __forceinline__ void decays_from(float (&out)[kVec], int64_t at, const int64_t* segment_end,
                                             const uint8_t* decays, int64_t segments, int64_t& segment, int64_t& end,

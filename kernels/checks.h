@@ -1,5 +1,5 @@
 #pragma once
-// What every op checks before it enqueues anything.
+// Checks that every op makes before it enqueues anything.
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"

@@ -89,7 +89,7 @@ __device__ __forceinline__ void store_one(void* p, DType t, int64_t i, float v) 
     }
 }
 
-// Where a thread's element k lies, from its first
+// Offset of a thread's element k, from its first
 __device__ __forceinline__ int place(int k) { return k / kFour * kApart + k % kFour; }
 
 // Those of the thread that are among n elements from its first, or not aligned: one by one

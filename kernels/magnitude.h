@@ -17,7 +17,7 @@ uint32_t magnitude(T x) {
     return std::bit_cast<uint32_t>(float(x)) & 0x7fffffffu;
 }
 
-// Of `rows` rows of `columns` elements, `stride` apart.
+// Joins `rows` rows of `columns` elements, `stride` apart.
 inline void join_magnitudes(uint32_t* amax, DType dtype, const void* x, int64_t rows, int64_t columns, int64_t stride) {
     with_dtype(dtype, [&]<class T>() {
         uint32_t most = *amax;

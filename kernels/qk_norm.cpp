@@ -23,7 +23,7 @@ inline Angles angles_of(const QkNorm& a, int64_t n) {
     return {a.cos_table + position * (a.D / 2), a.sin_table + position * (a.D / 2)};
 }
 
-// Of all heads that head h is normalised with: what the ranks have summed, and how many elements that is the mean of.
+// Mean over all heads that head h is normalised with: what the ranks have summed, over how many elements that is.
 inline float sum_of_ranks(const QkNorm& a, const float* sums, int64_t n, int64_t h) {
     float sum = 0;
     for (int64_t r = 0; r < a.ranks; ++r) sum += sums[(r * a.N + n) * 2 + (h < a.heads ? 0 : 1)];

@@ -25,7 +25,7 @@ struct QkNorm {
     const int32_t* positions = nullptr;  // (N) int32, on the device: row n's own position instead
     float eps;
     DType dtype;
-    // Of all heads together: (ranks, N, 2) f32, the sums of squares over q's and k's that each of the ranks has, added
+    // All heads together: (ranks, N, 2) f32, the sums of squares over q's and k's that each of the ranks has, added
     // in that order; nullptr: each head by itself. Of `sharers` ranks that have the same key heads each counts a share.
     const float* squares = nullptr;
     int64_t ranks = 1, sharers = 1;

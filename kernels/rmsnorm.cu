@@ -117,7 +117,7 @@ struct BackwardArgs {
     uint32_t* amax;
 };
 
-// What the backward pass reads of kVec columns of a row
+// Reads of the backward pass: kVec columns of a row
 template <class T, int kVec>
 struct Slice {
     Pack<T, kVec> dy, x, dresidual;

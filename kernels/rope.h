@@ -60,7 +60,7 @@ struct RopeScaling {
 
 // The D/2 inverse frequencies theta^(-2i/D), scaled, for sequences of `positions`. In double.
 std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling&, int64_t positions = 0);
-// What yarn multiplies cos and sin with; else 1.
+// Factor of cos and sin under yarn; else 1.
 double rope_attention_factor(const RopeScaling&);
 // Fills cos_table and sin_table, (positions, D/2) each, on the host.
 void rope_tables(float* cos_table, float* sin_table, int64_t positions, int64_t D, double theta, const RopeScaling&);

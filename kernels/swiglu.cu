@@ -8,7 +8,7 @@ constexpr int kThreads = 256;
 
 __device__ __forceinline__ float sigmoid(float x) { return ptx::rcp(1.0f + ptx::ex2(-kLog2e * x)); }
 
-// Where the gate of vector `item` lies in gate_up; its up part follows F later.
+// Offset of the gate of vector `item` in gate_up; its up part follows F later.
 template <int kVec>
 __device__ __forceinline__ int64_t gate_offset(int64_t item, int64_t items, int F) {
     const int vectors = F / kVec;

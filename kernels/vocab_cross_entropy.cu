@@ -31,7 +31,7 @@ __device__ __forceinline__ void for_row(const T* row, int V, const F& f) {
     }
 }
 
-// What exp(x - max) is of 2^(x log2 e - top), `top` being max log2 e, rounded.
+// Rounding error: exp(x - max) as a multiple of 2^(x log2 e - top), `top` being max log2 e, rounded.
 __device__ __forceinline__ float rounding_of(float max, float top) {
     return max == -INFINITY ? 1.0f : ptx::ex2(-fmaf(max, kLog2e, -top));
 }

@@ -53,7 +53,7 @@ VALUES = {
 }
 NUMBERS = {"N": ["0", "1", "2", "4", "8"], "X": ["0", "0.5", "1e-3", "5e-3", "2E-1"]}
 WRONG = ["-1", "two", "1e9", "1.5", "other", ""]
-# What starts a program, waits, or takes a machine that is not there.
+# Flags that start a program, wait, or take a machine that is not there.
 NOT_RESUMED = {"before-resume", "after-save", "ranks", "pp-threads", "resume", "out", "steps", "time-limit"}
 NOT_RESUMED |= {"init-from", "print-config", "presets"}
 MEMORY_LINE = r"  (total|\S+ scratch|parameters|\d|[a-z ]+ +[0-9.]+ [KMG]?i?B)"
@@ -61,7 +61,7 @@ MEMORY_LINE = r"  (total|\S+ scratch|parameters|\d|[a-z ]+ +[0-9.]+ [KMG]?i?B)"
 LIKE_NOT_GIVEN = {"accumulate-locally", "no-accumulate-locally", "no-overlap", "no-background-save", "raw16"}
 FORMER = {"clip": "max-grad-norm", "doc-boundary": "doc-mask", "pp-cut": "pp-layers", "shard-above": "max-shard-mib"}
 NAMED = "names and switches of today (dev/guide/flags.md)"
-# Where the earlier build's line is another: pattern, what it became, why.
+# Lines of the earlier build that differ: pattern, what it became, why.
 EXPECTED = [
     *[(rf"(--|^# |^kept |^){was}(?= |:)", rf"\g<1>{now}", NAMED) for was, now in FORMER.items()],
     (r"--help lists every flag", "--help-all lists every flag", "--help shows a first week's flags"),

@@ -1,5 +1,5 @@
 #pragma once
-// Where whoever runs the model adds gradients.
+// The gradients' place, for whoever runs the model and adds them.
 
 namespace rz {
 
@@ -7,7 +7,7 @@ namespace rz {
 class GradientSink {
    public:
     virtual ~GradientSink() = default;
-    // Where the unit's gradients are added (+=), in GradientStore's type of the unit, `padded` elements; zero at the
+    // Address where the unit's gradients are added (+=), in GradientStore's type, `padded` elements; zero at the
     // start of each step. Valid until reduce(u).
     virtual void* gradients(int unit) = 0;
     // The compute work enqueued so far has completed the unit's gradients. `last`: of the step. Where gradients are

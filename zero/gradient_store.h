@@ -86,7 +86,7 @@ class GradientStore : public GradientSink {
     int64_t waiting_bytes_ = 0, full_bytes_ = 0;  // full: no block fits any more
     bool waiting_last_ = false;
     Event complete_;  // the last of them
-    // Where own_ is on the host: the slice's earlier micro-batches come, the sum goes.
+    // If own_ is on the host: the slice's earlier micro-batches come, the sum goes.
     Buffer earlier_;
     std::optional<Stream> from_host_, to_host_;
     Event gone_;  // the last sum is on the host

@@ -33,7 +33,7 @@ class MovedBuffer {
         counted_ = {context, [bytes = bytes_, where, kind](RankContext* c) { c->memory.remove(where, kind, bytes); }};
     }
 
-    // Of this rank, whatever the collectives are.
+    // A buffer of this rank, whatever the collectives are.
     explicit MovedBuffer(Buffer own) : own_(std::move(own)), data_(own_.bytes_at(0)), bytes_(own_.bytes()) {}
 
     void* data() const { return data_; }

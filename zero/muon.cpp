@@ -95,7 +95,7 @@ void Muon::reserve() {
     joined_ = take(joined, "Muon: a matrix of columns");
 }
 
-// Where a rank's piece lies among all of the matrix, in elements.
+// Offset of a rank's piece among all of the matrix, in elements.
 int64_t Muon::piece_at(const Matrix& m, int of_tp) const {
     int64_t at = 0;
     for (int t = 0; !m.pieces.empty() && t < m.pieces[size_t(of_tp)].holder; ++t)

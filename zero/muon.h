@@ -10,7 +10,7 @@
 // next one's sums and the last one's results travel. Where the state is whole on every rank (stage 0) nothing goes to
 // the owner, which sends what it made to all.
 //
-// Where the tp axis cuts matrices too, the owner is one rank of both: slices go to the rank of their piece that has the
+// If the tp axis cuts matrices too, the owner is one rank of both: slices go to the rank of their piece that has the
 // owner's place in the first group, and pieces from there along the tp axis; results take the same way back. Pieces of
 // columns are put together, and apart, by the owner.
 //
@@ -52,9 +52,9 @@ class Muon {
     }
     bool exchanges() const { return ranks_ > 1 || tp_.size > 1; }
 
-    // Where NorMuon's moments of a matrix lie, of this rank's part of it.
+    // Rows of NorMuon's moments of a matrix, of this rank's part of it.
     void keep_rows(int matrix, float* rows) { matrices_[size_t(matrix)].own_rows = rows; }
-    // Of a part of this rank's part of a matrix; `by`: elements from the beginning of that on.
+    // Momentum of a part of this rank's part of a matrix; `by`: elements from the beginning of that on.
     void momentum(int round, const OwnedRange& part, int64_t by, const float* grad_scale, int64_t step);
     void send(int round);
     void orthogonalise(int round, const float* grad_scale);
@@ -78,7 +78,7 @@ class Muon {
     int slots() const { return exchanges() ? 3 : 1; }
     bool has_rows() const { return options_.muon.beta2 > 0; }
     char* own_part(int round, const Matrix& m) { return parts_[size_t(round % slots())].bytes_at(m.own_at); }
-    // Of the owner all pieces, one after the other; of the others that gather a piece, that.
+    // For the owner all pieces, one after the other; for the others that gather a piece, that.
     char* whole(int round, const Matrix& m) {
         return has_whole() ? whole_[size_t(round % 2)].bytes_at(m.at) : own_part(round, m);
     }

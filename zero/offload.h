@@ -31,7 +31,7 @@ class StateTiles {
     StateTiles(ZeroStreams streams, const ZeroOptions& options, int64_t largest);
     ~StateTiles();
 
-    // What the compute stream has done to the state so far is seen by update().
+    // update() sees what the compute stream has done to the state so far.
     void begin();
     // Calls change(piece, elements) for pieces of the first `elements` of the range, whose arrays are all on the
     // device; it enqueues on the compute stream. What the range has no array of does not travel. Returns when the new

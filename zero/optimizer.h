@@ -40,7 +40,7 @@ class ShardedAdamW {
                  const ZeroOptions& options, const AdamWOptions& adamw, ZeroStreams streams);
     ~ShardedAdamW();
 
-    // Of the global gradient, before clipping: sums of blocks, added in logical order in double. (1) f32 on the device,
+    // Norm of the global gradient before clipping: sums of blocks, added in logical order in double. (1) f32, device,
     // valid on the compute stream until the next call. Collective over the ranks that hold the model.
     const float* gradient_norm();
     // Clips by that norm, updates what this rank owns, publishes it, and zeroes the gradients. A non-finite norm leaves
@@ -52,7 +52,7 @@ class ShardedAdamW {
     void leave_out();
     // From now on (nullptr: no longer) update() shows its pieces to this. Not with OffloadOptimizer::cpu.
     void watch(UpdateWatcher* watcher) { watcher_ = watcher; }
-    // What gradient_norm() returned last.
+    // The last result of gradient_norm().
     const float* norm() const { return scalars_.as<float>(); }
     // (1) int64 on the device: updates made, valid on the compute stream after update().
     const int64_t* updates() const { return count_.as<int64_t>(); }

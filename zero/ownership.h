@@ -1,10 +1,10 @@
 #pragma once
-// Who owns what: how the units that a rank holds are cut into slices, which slice is this rank's, where it lies in the
+// Ownership: how the units that a rank holds are cut into slices, which slice is this rank's, where it lies in the
 // rank's flat buffer, in buffers of slices only and in the whole model, and how many ranks own the very same.
 // Arithmetic alone: no device, no memory.
 //
 // A rank owns one slice of every unit (unit_layout.h), never one range of the whole: a gather then uses every link.
-// Where the optimizer's state is replicated (stage 0), each rank owns all of every unit; units are cut all the same,
+// If the optimizer's state is replicated (stage 0), each rank owns all of every unit; units are cut all the same,
 // for the ring's all-reduce.
 
 #include <vector>
@@ -17,7 +17,7 @@ namespace rz {
 class Mesh;
 struct ZeroOptions;
 
-// What a rank owns of a unit.
+// The part of a unit that a rank owns.
 struct OwnedSlice {
     int unit;
     ElementRange elements;  // within the unit
@@ -27,7 +27,7 @@ struct OwnedSlice {
     bool operator==(const OwnedSlice&) const = default;
 };
 
-// Who is who, of the ranks that hold the same units.
+// Groups of the ranks that hold the same units.
 struct Sharing {
     Place cut;            // among the ranks that a unit is cut for
     Place copies;         // among those that own the very same
@@ -46,7 +46,7 @@ class Ownership {
     int64_t elements() const { return elements_; }  // padded, of all units
     int64_t owned_elements() const { return owned_elements_; }
 
-    // Of one unit. Its slice may be empty: there are fewer blocks than ranks.
+    // The slice of one unit. It may be empty: there are fewer blocks than ranks.
     const OwnedSlice& owned(int u) const { return owned_[size_t(u)]; }
     // Offsets within the unit, one more than ranks that it is cut for.
     const std::vector<int64_t>& slices(int u) const { return slices_[size_t(u)]; }

@@ -34,7 +34,7 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
         fp8_.emplace(ownership_, options_.fp8_matrices, options_.param_dtype, gathered_at_once(), streams_);
 }
 
-// Of each unit, gathered in its own type; 0: in fp8.
+// Bytes of each unit gathered in its own type; 0: in fp8.
 std::vector<int64_t> ParameterCache::wide_bytes() const {
     std::vector<int64_t> bytes;
     for (size_t u = 0; u < ownership_.units().size(); ++u) {

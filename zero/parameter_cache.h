@@ -38,7 +38,7 @@ class ParameterCache : public ParameterSource {
     void release(int unit) override;
     int gathered_at_once() const override;
     int64_t version() const override { return version_; }
-    // What readers have made of parameters is made again.
+    // Readers make again what they have made of parameters.
     void forget_what_was_made() { ++version_; }
     bool in_common() const { return params_.in_common(); }  // with the ranks that share the state
 

@@ -1,5 +1,5 @@
 #pragma once
-// Where whoever runs the model finds parameters.
+// The parameters' place, for whoever runs the model.
 
 #include <optional>
 #include <vector>

@@ -32,7 +32,7 @@ struct OwnedRange : OwnedSlice {
 
 enum class StatePart : int { model, master, m, v, ema, row_v, count_ };
 
-// What has an array: all parameters, all but Muon's matrices, or each row of those (one element, of the run in which it
+// Owners of an array: all parameters, all but Muon's matrices, or each row of those (one element, of the run where it
 // begins).
 enum class Whose { all, rest, rows };
 

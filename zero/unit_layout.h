@@ -53,7 +53,7 @@ struct UnitLayout {
         const int64_t first = rank * each + std::min<int64_t>(rank, extra);
         return {first * grain(ranks), (first + each + (rank < extra ? 1 : 0)) * grain(ranks)};
     }
-    // What this rank counts of a range within the unit, ascending. Padding past the last block is nobody's.
+    // Ranges that this rank counts of a range within the unit, ascending. Padding past the last block is nobody's.
     std::vector<ElementRange> counted(ElementRange range) const {
         range.end = std::min(range.end, blocks() * block);
         std::vector<ElementRange> out;
@@ -65,7 +65,7 @@ struct UnitLayout {
         if (range.size() > 0) out.push_back(range);
         return out;
     }
-    // Of how many blocks a range has elements. What is summed of a block by itself.
+    // Number of blocks of which a range has elements. What is summed of a block by itself.
     int64_t blocks_in(const ElementRange& range) const { return ceil_div(range.end, block) - range.begin / block; }
     // ranks + 1 offsets: slice r is [out[r], out[r + 1])
     std::vector<int64_t> slice_offsets(int ranks) const {

@@ -1,5 +1,5 @@
 #pragma once
-// What a sharded run is asked for, and what its stage means for each part.
+// Options of a sharded run, and what its stage means for each part.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace rz {
 
-// Of the gradients, between the loss and the clip (kernels/loss_scale.h). fp16 needs it: its smallest number is 2^-24.
+// Scaling of gradients, between loss and clip (kernels/loss_scale.h). fp16 needs it: its smallest number is 2^-24.
 struct LossScaling {
     float initial = 0;     // a power of two; 0: none
     bool dynamic = false;  // or fixed
@@ -21,7 +21,7 @@ struct LossScaling {
     bool on() const { return initial > 0; }
 };
 
-// Where AdamW's masters and moments are, and who updates them (offload.h).
+// Place of AdamW's masters and moments, and who updates them (offload.h).
 enum class OffloadOptimizer {
     none,
     stream,     // on the host; come to the device tile by tile
@@ -44,7 +44,7 @@ inline constexpr auto kNames<MuonScale> =
                                      {MuonScale::original, "original"},
                                      {MuonScale::spectral_unclamped, "spectral_unclamped"}});
 
-// What a rank of the tp axis has of a matrix: rows or columns of it. Ranks that have the same name the first of them.
+// Part of a matrix on a rank of the tp axis: rows or columns of it. Ranks that have the same name the first of them.
 struct MuonPiece {
     int64_t row = 0, col = 0, rows = 0, cols = 0;
     int holder = 0;

@@ -1,5 +1,5 @@
 #pragma once
-// What the microbenchmarks share: flags, data, validation, timing, the roofline of the spot, and the table.
+// Shared by the microbenchmarks: flags, data, validation, timing, the roofline of the spot, and the table.
 //
 // A benchmark describes each op once, as a function of a Memory that hands out its tensors. The op first runs on fresh
 // data on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction set;

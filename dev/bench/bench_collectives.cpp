@@ -125,7 +125,7 @@ class Bench {
    private:
     bool in_place() const { return !out_; }
     char* out() const { return in_place() ? in_at_ : out_at_; }
-    // Where the input and the output of the next call lie: in the algorithm's own memory where it has some.
+    // Puts the input and the output of the next call into the algorithm's own memory, if it has some.
     void use_memory_of(const std::string& name) {
         const auto window = windows_.find(name);
         const bool own = window != windows_.end() && window->second[0];

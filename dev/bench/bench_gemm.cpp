@@ -1,6 +1,6 @@
 // GEMM in the layouts of a linear layer: y = x W^T, also with a bias, dx = dy W, dW += dy^T x (in --grad-dtype).
 // 2 M N K operations.
-// Where cuBLASLt's algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the
+// If cuBLASLt's algorithms are tuned (--gemm-tune, --gemm-cache) each product has two lines: tuned, and the
 // library's own first choice.
 
 #include <utility>

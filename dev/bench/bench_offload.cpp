@@ -1,4 +1,4 @@
-// What offload rests on: copies between a GPU and pinned memory of its host, one way and both at once, and AdamW with
+// Offload's parts: copies between a GPU and pinned memory of its host, one way and both at once, and AdamW with
 // its state there, in each of its ways (zero/offload.h), beside the state on the device. Rates count the bytes that
 // cross the bus, both directions added; those of the optimizer on the device, the bytes of its memory. On a CPU both
 // memories are one. That the ways give the same bits is test/zero/test_offload.cpp's.

@@ -36,7 +36,7 @@ int main(int argc, char** argv) {
                                   .norm = norm(m)};
             return [a](Stream& s) { qk_norm_forward(s, a); };
         });
-        // Of all heads together, which read them once more
+        // All heads together, which read them once more
         b.measure({"qk_sums", bench::joined(shape), heads}, [=](bench::Memory& m) {
             const QkSums a{.sums = static_cast<float*>(m.output(2 * N, DType::f32, "sums")),
                            .x = m.random(N * (H + 2 * K) * D, t, 1),

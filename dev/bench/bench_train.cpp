@@ -389,7 +389,7 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_option("--json", o.json, "Append one JSON object per result to this file.");
 }
 
-// What is timed: one preset, or the two small models.
+// The timed models: one preset, or the two small ones.
 std::vector<Shape> shapes_of(const Flags& flags) {
     std::vector<Shape> shapes;
     if (flags.preset.empty()) {

@@ -107,7 +107,7 @@ std::string for_shell(const Words& words) {
     return text;
 }
 
-// Of tc's notation. Of what a link carries, 1448 of 1538 bytes of a packet are a message's.
+// Rates in tc's notation. A link carries 1538 bytes a packet, of which 1448 are a message's.
 double megabytes_per_second(const std::string& rate) {
     const size_t digits = rate.find_first_not_of("0123456789");
     const std::string unit = digits == std::string::npos ? "" : rate.substr(digits);
@@ -153,7 +153,7 @@ int run_process(const Words& words, const std::string& log, double timeout) {
     }
 }
 
-// What the command prints, in one line; empty if it can't be run.
+// The command's output, in one line; empty if it can't be run.
 std::string output_of(const std::string& command) {
     FILE* pipe = popen((command + " 2>/dev/null").c_str(), "r");
     if (!pipe) return "";
@@ -196,7 +196,7 @@ double seconds_of_best(Stream& stream, const std::function<void()>& launch) {
     return best;
 }
 
-// What this machine reaches just now: a copy and products of matrices.
+// Rates that this machine reaches just now: a copy and products of matrices.
 void add_ceilings(Device device, std::map<std::string, std::string>& to) {
     Stream stream(device, "ceilings");
     const int64_t n = device.is_cuda() ? 8192 : 1024, bytes = device.is_cuda() ? int64_t(1) << 30 : int64_t(128) << 20;
@@ -379,7 +379,7 @@ class Harness {
         return (fs::path(o_.build).parent_path().parent_path() / "train_llama_simt").string();
     }
 
-    // What stands before a program of so many ranks.
+    // Words before a program of so many ranks.
     Words launched(int ranks, int per_host) const {
         if (ranks == 1) return {};
         if (!o_.link.empty()) {  // a small burst: what passes unshaped makes short messages seem faster than the link
@@ -429,7 +429,7 @@ class Harness {
         return report_.results.back();
     }
 
-    // What went wrong; empty: nothing.
+    // The error; empty: none.
     std::string run_one(const Job& job, int repeat) {
         std::string name = job.target->name;
         std::replace(name.begin(), name.end(), ':', '/');

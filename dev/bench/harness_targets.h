@@ -1,5 +1,5 @@
 #pragma once
-// What dev/bench/harness.cpp runs: pairs of a baseline and what is meant to be better. All but kernels and collectives
+// Targets of dev/bench/harness.cpp: pairs of a baseline and what is meant to be better. All but kernels and collectives
 // are training runs of ./train_llama on made data, of the same model and the same tokens per update; those named
 // sleep-... are passes that take known times, over real links and streams, and predict their times themselves.
 

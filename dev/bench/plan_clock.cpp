@@ -153,7 +153,7 @@ double ring_seconds(Process& process, Transport& t, const std::vector<int>& ring
     return slowest;
 }
 
-// What this machine's links and memory do just now, one rank a node.
+// Rates of this machine's links and memory just now, one rank a node.
 Machine measured_links(Process& process, Mesh& mesh, Device device, int ranks_per_node) {
     Machine m;
     m.ranks_per_node = ranks_per_node, m.cards = 1;

@@ -1,4 +1,4 @@
-// What a training step should take, op by op, from FLOPs and bytes of the planned step and the rates of a GPU; beside
+// Predicts a training step, op by op, from FLOPs and bytes of the planned step and the rates of a GPU; beside
 // what bench_train measured.
 //
 //   build/dev/predict_step --preset medium --batch 16 --seq-len 1024                 on an H200, in bf16
@@ -58,7 +58,7 @@ double published(const double (&table)[4], double T) {
     return (table[i] + (at - i) * (table[i + 1] - table[i])) * 1e12;
 }
 
-// Of a step on a planned GPU, by op: what `train_llama plan` costs.
+// Ops of a step on a planned GPU: `train_llama plan` costs the same.
 std::vector<Op> ops_of(const TrainOptions& o, const ModelConfig& c) {
     constexpr double kUnit = 1000;  // FLOPs or bytes in a tick, so that a step of any size has enough ticks
     std::map<std::string, Limit> limits;

@@ -36,7 +36,7 @@ if [ ! -e "$root/.whole" ]; then
 fi
 mkdir -p "$root/ringzero" "$root/usr/local/cuda"
 
-# What has changed since the commit that is there: other files keep their time.
+# Files changed since the commit that is there; the others keep their time.
 last=$(cat "$root.commit" 2> /dev/null || true)
 rm -f "$root.commit"
 if [ -n "$last" ] && git cat-file -e "$last^{commit}" 2> /dev/null; then

@@ -32,7 +32,7 @@ while read -r _ arrow file _; do
   licence "$(dpkg -S "$(realpath "$file")" | sed 's/:.*//')"
 done < "$at.ldd"
 rm "$at.ldd"
-# What is inside the program: libstdc++ and libgcc, headers, libcrypto
+# Parts of the program: libstdc++ and libgcc, headers, libcrypto
 for package in gcc-12-base libcli11-dev nlohmann-json3-dev libssl-dev; do licence "$package"; done
 for text in Apache-2.0 GPL-3; do cp -L "/usr/share/common-licenses/$text" "$at/licences/"; done
 case $name in *-cuda-*)

@@ -19,11 +19,24 @@ strangers=$(list | cut -d/ -f1 | sort -u | grep -vxE 'Makefile|train_llama\.cu|R
 heavy=$(list | tr '\n' '\0' | xargs -0 du --apparent-size -k | awk '$1 > 512 { print "    " $2 ": " $1 " KiB" }')
 todo=$(grep -nE '(//|#).*\b(TODO|FIXME|XXX|HACK)\b' "${files[@]}" | grep -v '^dev/build/lint.sh')
 prose() { grep -nwE "for ever|hangs? on|the own|how manieth|ends? behind|nobody's turn" "${files[@]}" "${pages[@]}" | grep -v '^dev/build/lint.sh' | cut -c1-120 | sed 's/^/    /'; }
+# A comment says who does what: subject, verb, object. Files that still have comments of the old kind:
+old_comments='^(comm/(planned_transport|restart|tcp_)|kernels/(attention/attention_backward_|fp8/)|llama/(model/(block|fp8_weights|linear_fp8)|plan/|train/snapshots))'
+begins() {
+  printf '%s\n' "${files[@]}" | grep -vE "$old_comments" | xargs awk '
+    FNR == 1 { open = 0 }
+    {
+      is = match($0, /^[ \t]*(\/\/|#)[\/!<]*[ \t]*/)
+      text = is ? substr($0, RLENGTH + 1) : ""
+      if (!open && text ~ /^(Of|What|Where|Who|Whether)[^A-Za-z0-9_]/) print "    " FILENAME ":" FNR ": " substr(text, 1, 60)
+      open = is && text != "" && text !~ /[.:]$/
+    }'
+}
 say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }
 say "lines of more than 120 columns:" "$wide"
 say "files of more than 700 lines:" "$big"
 say "functions of more than 80 lines:" "$(dev/build/long_functions.sh)"
 say "words that the field has others for (forever, depends on, this rank's, which):" "$(prose)"
+say "comments that begin with Of, What, Where, Who or Whether (begin with the subject):" "$(begins)"
 say "asks the job for its rank or size, not the mesh for a place on an axis (reports and a run's start may):" "$(
   list | grep -E '^(llama|zero|kernels)/.*\.(h|cpp)$' | xargs grep -nE '\bprocess_?\.(rank|size)\(\)' |
     grep -vE '^llama/(report/|plan/batch_auto|train/(trainer|prepare|evaluate|statistics|saver|health)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"

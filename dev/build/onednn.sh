@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # onednn.sh BUILD   (make onednn)   a newer oneDNN than Debian 12's 2.6.3, without root: 3.2 with GNU's OpenMP, from PyPI, in BUILD/onednn
 #
-# Where it lies there, `make` uses it (dev/build/configure.sh), and a run's second line says which oneDNN multiplies. DNNL_HOME=dir
+# `make` uses it if it is there (dev/build/configure.sh); a run's second line says which one multiplies. DNNL_HOME=dir
 # takes another one, with dir/include and dir/lib. To go back: rm -r BUILD/onednn, make reconfigure.
 # PyPI's newest, onednn-devel 2026.1 (3.13), is built for SYCL and TBB: its threads are not OpenMP's, and it needs Intel's run time.
 set -euo pipefail

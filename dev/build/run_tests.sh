@@ -180,7 +180,7 @@ for name in "${names[@]}"; do
   passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s))
 done
 
-# What failed, once more and at the end: of a log that was cut, the end is what remains.
+# Failures once more at the end: the end of a cut log is what remains.
 what_failed() {  # what_failed LOG
   grep -hE -A 5 ': Failure$|^FAILED: |^(FAIL|ERROR): |^WARNING: ThreadSanitizer' "$1" | head -n 30
   grep -hE '^ *\[  FAILED  \] ' "$1" | sort -u | head -n 10

@@ -1,4 +1,4 @@
-// What most sources include of the standard library, precompiled by the Makefile;
+// The parts of the standard library that most sources include, precompiled by the Makefile;
 // sources include what they use all the same.
 
 #include <algorithm>

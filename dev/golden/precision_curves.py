@@ -469,7 +469,7 @@ def self_test():
     mine, torchs = (torch.autograd.grad((f(x, w) * weight).sum(), (x, w)) for f in (lambda x, w: Linear.apply(x, w, "fp32"), F.linear))
     check("gradients of a product", all(torch.allclose(a, b, atol=1e-5) for a, b in zip(mine, torchs)))
 
-    # Of 1, 2, 3, 4: mean 2.5, variance 5 / 3, standard error sqrt(5 / 12).
+    # Values 1, 2, 3, 4: mean 2.5, variance 5 / 3, standard error sqrt(5 / 12).
     found = compare([1.0, 2.0, 3.0, 4.0])
     check("mean and two standard errors", abs(found[0] - 2.5) < 1e-12 and abs(found[1] - 2 * math.sqrt(5 / 12)) < 1e-12 and found[2] == "outside")
     check("a mean within two standard errors", compare([-1.0, 2.0, -3.0, 4.0])[2] == "within")

@@ -1,4 +1,4 @@
-// What a tokenizer of ours makes of texts and of ids, for comparison with other programs.
+// Tokenises texts and ids with our tokenizers, for comparison with other programs.
 //
 //   build/dev/tokens TOKENIZER < IN.json > OUT.json
 //

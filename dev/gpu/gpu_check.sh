@@ -198,7 +198,7 @@ declare -A one_shape=([adamw]=124000000 [attention]="4x4096x16x16x128 8x2048x32x
                       [embedding]=8192x2048x32000 [fp8_gemm]=8192x6144x4096 [global_norm]=124000000 [qk_norm]=8x1024x16x8x128 [quantise]=8192x4096
                       [rmsnorm]=8192x4096 [rope]=8x1024x16x16x128 [swiglu]=8192x5632)
 
-# What became of each test, from GoogleTest's output: lines of ok, skipped, failed or died (the last one, which did not end), the
+# Result of each test, from GoogleTest's output: lines of ok, skipped, failed or died (the last, which did not end), the
 # test, 1 if CUDA may be of no use to the process any more, and the first words that it said. compute-sanitizer's findings fail a test.
 test_results() {
   awk -v fault="$fault" '

@@ -260,7 +260,7 @@ const std::vector<std::pair<std::string, Kind>>& kinds() {
     return all;
 }
 
-// What one stage found
+// Prints what one stage found
 void print_rows(std::ostream& out, const Json& rows) {
     for (const auto& [name, kind] : kinds()) {
         Table table{kind.head};

@@ -6,7 +6,7 @@
 #   --ranks N    instead of one per GPU (on a CPU: one)
 #   --dry-run    print the command and stop
 #
-# What follows -- are train_llama's flags; --out must be among them or in the --config file.
+# Words after -- are train_llama's flags; --out must be among them or in the --config file.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 . dev/launch/common.sh

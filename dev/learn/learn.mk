@@ -81,7 +81,7 @@ speedrun:
 speedrun-run: $(OBJ)/train_llama
 	@dev/learn/speedrun/speedrun.py --program $< --seeds $(or $(SEEDS),5) $(if $(RECORD),--record)
 
-# What pages say between marks beside what the program prints (dev/build/pages.py).
+# Compares what pages say between marks with what the program prints (dev/build/pages.py).
 .PHONY: pages
 pages: train_llama
 	@dev/build/pages.py

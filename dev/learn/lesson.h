@@ -1,5 +1,5 @@
 #pragma once
-// What the checks of all lessons share: a line per expectation, and an exit code. A check compares an answer with
+// Shared by the checks of all lessons: a line per expectation, and an exit code. A check compares an answer with
 // something that does not come from it: a closed form, finite differences, stored values, or the program's own kernel.
 
 #include <cmath>

@@ -23,7 +23,7 @@ import tempfile
 
 SEQUENCES, LENGTH = 8, 64
 MODEL = f"--preset bytes --layers 8 --dim 64 --heads 4 --kv-heads 4 --head-dim 16 --ffn 128 --head untied --seq-len {LENGTH}".split()
-# What moves while the ranks compute, by construction; the others wait for it.
+# Layouts whose messages move while the ranks compute, by construction; the others wait for them.
 OVERLAPS = {"dp", "zero-3", "pp", "tp, overlap", "cp, ring"}
 
 
@@ -69,7 +69,7 @@ def train(o, root, work, name, flags, launch):
     def median(key):
         return statistics.median(r.get(key, 0) for r in rows)
 
-    # Of the rank that sends most: the inner ranks of a pipeline send up and down.
+    # The rank that sends most: the inner ranks of a pipeline send up and down.
     ranks = json.loads((out / "ranks.json").read_text())
     most = max(r["bytes_sent"] for r in ranks) / max(1, max(r["steps"] for r in ranks))
     return {
@@ -134,7 +134,7 @@ def main():
                 for name, flags in layouts(n).items():
                     launch = ["dev/net/netns_hosts.sh", str(n), rate, "--"]
                     r = train(o, root, work, f"{n}-{rate}-{name}".replace(" ", ""), flags, launch)
-                    # Where one rank computes a share of the work; a pipeline is idle for a part of the step.
+                    # One rank computes a share of the work; a pipeline is idle for a part of the step.
                     compute = one["step"] / n / (utilisation(n) if name == "pp" else 1)
                     link = r["bytes"] / bytes_per_second(rate)
                     r["predicted"] = [max(compute, link) if name in OVERLAPS else compute + link, compute + link]

@@ -43,7 +43,7 @@ struct Case {
     bool trusting = false;  // ranks are taken to fill the nodes one by one
 };
 
-// Of bf16 values, whose sums travel as bf16.
+// Values are bf16, and their sums travel as bf16.
 Ticks time_of(const Case& c) {
     VirtualNet net(c.ranks, c.machine);
     const auto offsets = even_offsets(c.bytes / 2, c.ranks);
@@ -348,7 +348,7 @@ void draw(const Machine& machine, std::vector<Curve> curves, const std::string& 
                                        curves);
 }
 
-// What step() has printed, from a page that has it: "| how | exposed ms (efficiency) | ..." under "| | ranks | ...".
+// Reads what step() has printed from such a page: "| how | exposed ms (efficiency) | ..." under "| | ranks | ...".
 std::vector<Curve> read_step(const std::string& page) {
     std::ifstream in(page);
     require(in.good(), "%s can't be read", page.c_str());

@@ -5,7 +5,7 @@ cd "$(dirname "$0")/../.."
 say() { printf '\n== %s\n' "$*"; }
 
 say "packages"
-# What was installed is looked for again.
+# Installed packages are looked for again.
 dev/build/install_deps.sh --program --check || { dev/build/install_deps.sh --program && rm -f build/config.mk; }
 echo "all there"
 

@@ -1,4 +1,4 @@
-// Who is in this job, on which device, and does communication work: ring and direct against the library on small data.
+// Checks a job: its ranks, their devices, and communication: ring and direct against the library on small data.
 //
 //   mpirun -n 4 build/dev/sanity [--device auto] [--transport auto] [--tp 2] [--cp 1] [--pp 2] [--links]
 //

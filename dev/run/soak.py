@@ -312,7 +312,7 @@ class Round:
         networked = any("link" in kind or "sockets" in kind for kind in happened)
         if hung == "launcher" and not networked:
             return "the launcher stays, and there is no rank any more"
-        # Who leaves last has nobody who could miss it: the launcher waits for a rank that was stopped in MPI_Finalize.
+        # The last rank to leave is missed by nobody: the launcher waits for a rank that was stopped in MPI_Finalize.
         left_last = "a rank is stopped" in happened and "all ranks are done; ends without it, exit code 0" in text
         if hung == "job" and not left_last:
             return "hangs"

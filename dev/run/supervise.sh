@@ -60,7 +60,7 @@ mkdir -p -- "$out" || exit 2
 exec 9>> "$out/supervise.lock" || exit 2
 flock -n 9 || { say "another supervisor keeps the run in $out going"; exit 2; }
 
-# What ranks that start again continue from (comm/restart.h): no lock is held on what a killed supervisor has left.
+# Ranks that start again continue from here (comm/restart.h): no lock is held on what a killed supervisor has left.
 if [ -z "${RINGZERO_RESTART:-}" ]; then
   for left in /dev/shm/ringzero-restart-*; do
     [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
@@ -120,7 +120,7 @@ present() { sh -c "$ranks_command" 9>&- < /dev/null | tail -n 1; }
 # nap S: sleeps without a process of its own, which would outlive its caller and hold the output open
 nap() { read -rt "$1" -u 8 || true; }
 
-# Who holds the folder: a start writes run_status.json once nothing refuses it, after its checkpoint is loaded.
+# The folder's owner: a start writes run_status.json once nothing refuses it, after its checkpoint is loaded.
 owner() { sed 's/, boot .*//' "$out/run.lock.owner" 2> /dev/null; }
 
 job='' stopping='' ranks=''

@@ -392,7 +392,7 @@ def read_ahead(work, options):
             )
     text = f"A delay in front of every sample's read, as on a shared file system; 8 samples a step. Medians.\n\n`FAULT=data.read:*:*:sleep=0.02 train_llama {base.replace(data, 'data/stdlib')} --data-threads 0|4`\n\n"
     text += table(["delay of each read", "--data-threads", "ms a step", "waited for data, ms", "of the step"], rows)
-    # What the ranks of a host read from the disk, of a shard that is in no cache before.
+    # Bytes that the ranks of a host read from the disk, of a shard that is in no cache before.
     shard, ids = work + "/large.bin", 4_000_000
     with open(shard, "wb") as file:
         file.write(struct.pack("<256i", 20240520, 1, ids, *[0] * 253))

@@ -154,7 +154,7 @@ RZ_INLINE Vec lane_numbers() {
     return x;
 }
 
-// Where element (b, t, head) of a strided tensor begins.
+// Begin of element (b, t, head) of a strided tensor.
 template <class T>
 RZ_INLINE T* at(void* p, int64_t batch_stride, int64_t row_stride, int64_t D, int64_t b, int64_t t, int64_t head) {
     return static_cast<T*>(p) + b * batch_stride + t * row_stride + head * D;

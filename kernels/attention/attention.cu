@@ -364,7 +364,7 @@ void with_max_d(int64_t D, F&& f) {
         f.template operator()<256>();
 }
 
-// What a block of attention_backward_kv_kernel takes; that of the other takes less.
+// Shared memory of a block of attention_backward_kv_kernel; that of the other takes less.
 template <int kMaxD>
 constexpr size_t smem_for_keys() {
     return sizeof(float) * (4 * Tile<kMaxD>::kFloats + 2 * Tile<kMaxD>::kScoreFloats);

@@ -44,7 +44,7 @@ struct AttentionShape {
     // The fastest kernels that may be used: all; less for tests and to compare them. The CPU op does not ask.
     AttentionKernels fastest = AttentionKernels::wgmma;
 
-    // Of query 0, counted from key 0
+    // Place of query 0, counted from key 0
     constexpr int64_t offset() const { return q_at < 0 ? Tk - Tq : q_at - k_at; }
 };
 
@@ -80,7 +80,7 @@ struct AttentionBackward {
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes
-// What to tell a user whose head dimension no tensor-core kernel covers, with the cost; else, and in f32, empty.
+// Advice for a user whose head dimension no tensor-core kernel covers, with the cost; else, and in f32, empty.
 std::string attention_advice(DType dtype, int64_t D);
 
 void attention_forward(Stream&, const AttentionForward&);

@@ -99,7 +99,7 @@ AttentionNumbers attention_numbers(Device device, const AttentionSample& s) {
 
 void require_attention(const AttentionNumbers& found, const AttentionNumbers& cpu, const AttentionSample& s,
                        const std::string& where) {
-    // Of the largest value. In 16 bits weights and score gradients are rounded to 2^-8 and summed over T keys or
+    // Relative to the largest value. In 16 bits weights and score gradients are rounded to 2^-8, summed over T keys or
     // queries, then the output is rounded; in fp32 the exponential's few units count.
     const double allowed = s.dtype == DType::f32 ? 0x1p-13 : 0x1p-5;
     const auto compare = [&](const char* name, const std::vector<float>& x, const std::vector<float>& y) {

@@ -10,7 +10,7 @@ namespace {
 constexpr int kRows = 128, kWarps = 4, kThreads = 32 * kWarps;
 constexpr int kWarpRows = kRows / kWarps, kM = kWarpRows / 16;
 
-// What a block may take where two are to fit into a multiprocessor: 164 KiB (A100), or the 100 KiB of compute
+// Most shared memory of a block where two are to fit into a multiprocessor: 164 KiB (A100), or the 100 KiB of compute
 // capability 8.6, 8.9 and 12.x, less the KiB that the system takes of each block. Of 7.5's 64 KiB one block takes most.
 constexpr int kWideSmem = 80 << 10, kNarrowSmem = 49 << 10;
 
@@ -18,7 +18,7 @@ constexpr int kWideSmem = 80 << 10, kNarrowSmem = 49 << 10;
 template <int D, bool kNarrow>
 struct Tiles {
     static constexpr int kKeys = kNarrow ? 32 : 64, kMost = kNarrow ? kNarrowSmem : kWideSmem;
-    // Whether the next tile's keys and values have buffers of their own
+    // True: the next tile's keys and values have buffers of their own
     static constexpr bool kDouble = SmemRows<D>::bytes(kRows + 4 * kKeys) <= kMost;
     static constexpr int kBytes = SmemRows<D>::bytes(kRows + (kDouble ? 4 : 2) * kKeys);
     static_assert(kBytes <= kMost);

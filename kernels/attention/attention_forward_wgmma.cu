@@ -81,7 +81,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Config<D>:
     ptx::mbar_arrive(&bars.q_full);
 }
 
-// What a warpgroup keeps: its rows' scores of one tile, their exponentials as A operands, and the output.
+// Registers of a warpgroup: its rows' scores of one tile, their exponentials as A operands, and the output.
 template <class T, int D>
 struct Consumer {
     using C = Config<D>;

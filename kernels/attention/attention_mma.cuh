@@ -22,7 +22,7 @@ struct BackwardStats {
     __device__ __forceinline__ int64_t row(int64_t head, int64_t t) const { return head * T_padded + t; }
 };
 
-// Whether this code may have kernels that only a GPU of compute capability 7.5 runs, whose blocks take up to 64 KiB of
+// Says if this code may have kernels that only a GPU of compute capability 7.5 runs, whose blocks take up to 64 KiB of
 // shared memory, and those that it can't run.
 #if defined(__CUDA_ARCH__)
 constexpr bool kHas64KiB = __CUDA_ARCH__ < 800, kHasMore = !kHas64KiB;
@@ -30,7 +30,7 @@ constexpr bool kHas64KiB = __CUDA_ARCH__ < 800, kHasMore = !kHas64KiB;
 constexpr bool kHas64KiB = true, kHasMore = true;
 #endif
 
-// What a running maximum starts with: below every score, and finite, so that a row that has seen no key yet, and then a
+// First value of a running maximum: below every score, and finite, so that a row that has seen no key yet, and then a
 // tile of hidden ones, still has a difference of maxima. Times any scale up to 128 it stays finite.
 constexpr float kNoScore = -0x1p120f;
 
@@ -86,7 +86,7 @@ __device__ __forceinline__ void copy_rows(unsigned char* tile, const T* source, 
     }
 }
 
-// Where a lane finds its 16 bytes for ldmatrix: row `row + lane_row` of the tile at smem + tile, chunk 2 * step + half.
+// Address of a lane's 16 bytes for ldmatrix: row `row + lane_row` of the tile at smem + tile, chunk 2 * step + half.
 // `row` is a multiple of 8. The XOR is taken after the tile's offset is added, so that the compiler cannot keep the
 // eight steps' addresses in registers across tiles: the accumulators need them.
 template <int D>
@@ -241,12 +241,12 @@ inline int device_attribute(cudaDeviceAttr attribute) {
     return value;
 }
 
-// Whether a block of the current device may take that much shared memory.
+// True: a block of the current device may take that much shared memory.
 inline bool has_shared(size_t bytes) {
     return size_t(device_attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin)) >= bytes;
 }
 
-// Whether the tensor-core kernels take this shape on the current device, given its pointers.
+// True: the tensor-core kernels take this shape on the current device, given its pointers.
 template <class... P>
 bool mma_covers(const AttentionShape& s, const P*... pointers) {
     if (s.dtype == DType::f32 || (s.D != 64 && s.D != 80 && s.D != 96 && s.D != 128)) return false;

@@ -1,4 +1,4 @@
-// What attention's ops refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
+// Attention's ops: what they refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
 #include "kernels/attention/attention.h"
 #include "kernels/checks.h"
 #include "kernels/runtime/context.h"

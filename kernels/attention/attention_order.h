@@ -33,7 +33,7 @@ struct WorkOrder {
     }
 };
 
-// What the choice depends on
+// The choice depends on these
 struct WorkShape {
     int64_t heads;     // of all batches
     int64_t together;  // neighbouring heads that stream the same tensors
@@ -50,7 +50,7 @@ struct WorkShape {
 // that does not fit must be a tenth better. Throws where the items are more than an int counts.
 WorkOrder choose_work_order(const WorkShape&, int blocks, int64_t l2_bytes);
 
-// What the average block has to do, as a fraction of what the busiest has: each draws when it has ended
+// Work of the average block, as a fraction of the busiest block's: each draws when it has ended
 double balance(const WorkOrder&, const WorkShape&);
 
 }  // namespace rz

@@ -1,11 +1,11 @@
 #pragma once
-// What the attention kernels for Hopper (sm_90a) share: the pipeline through shared memory, products by wgmma of tiles
+// Shared by the attention kernels for Hopper (sm_90a): the pipeline through shared memory, products by wgmma of tiles
 // that TMA has brought, and on the host the order of their work.
 //
 // A tile in shared memory is a row of panels, each of 64, 32 or 16 elements per row under TMA's swizzle of that width.
 // Tiles of which rows are summed over have panels that D is a multiple of: 64 elements at D = 64 and 128, 32 at D = 96,
 // 16 at D = 80. Other tiles have panels of 64; TMA fills the last one's columns beyond D with zeros, and no product
-// reads them. Summed over, these are operands in the forms of CUTLASS's kernels for sm_90 (test/ptx/README.md).
+// reads them. Summed over, these are operands in the forms of CUTLASS's kernels for sm_90 (dev/notes/ptx.md).
 
 #include <algorithm>
 #include <vector>
@@ -22,7 +22,7 @@ struct Panels {
     static constexpr int bytes(int rows) { return rows * kRowBytes; }
     static constexpr int tile(int rows) { return kCount * bytes(rows); }
 };
-// Of tiles whose rows are the rows or columns of products alone, and of those that are summed over too
+// Panels of tiles whose rows are the rows or columns of products alone, and of those that are summed over too
 template <int D>
 using WidePanels = Panels<D, 64>;
 template <int D>
@@ -30,7 +30,7 @@ using SummedPanels = Panels<D, D % 64 == 0   ? 64
                                : D % 32 == 0 ? 32
                                              : 16>;
 
-// What a block does in a round: rows of one head, and with them tiles of each of `heads` heads, from y_head on.
+// Work of a block in a round: rows of one head, and with them tiles of each of `heads` heads, from y_head on.
 struct Item {
     int head, batch, row;  // the first row
     int y_head, heads, first_tile;
@@ -223,13 +223,13 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count
 
 // ---- host side
 
-// Whether the wgmma kernels take this shape on the current device, given its pointers.
+// True: the wgmma kernels take this shape on the current device, given its pointers.
 template <class... P>
 bool wgmma_covers(const AttentionShape& s, const P*... pointers) {
     return s.fastest >= AttentionKernels::wgmma && mma_covers(s, pointers...);
 }
 
-// Whether this kernel, whose body exists in code for sm_90a only, can run on the current device: a build for other
+// True: this kernel, whose body exists in code for sm_90a only, can run on the current device: a build for other
 // architectures leaves it empty. A body takes more than a hundred registers, nothing a handful. (Its shared memory says
 // less: the system's KiB may be counted.)
 inline bool compiled_for_sm90a(const void* kernel) {

@@ -1,5 +1,5 @@
 #pragma once
-// What the kernels share: 16-byte loads and stores through fp32, reductions in a fixed order, and dispatch by type.
+// Shared by the kernels: 16-byte loads and stores through fp32, reductions in a fixed order, and dispatch by type.
 
 #include <cstring>
 

@@ -1,7 +1,7 @@
 // The one header that kernel sources include. Under nvcc: the CUDA headers. Under a C++ compiler with -DSIMT_EMU: the
 // emulator in test/simt, which runs every CUDA thread as a fiber, so that the same file is executed without a GPU.
 //
-// What keeps that possible (checked by test/simt/lint.sh): inline PTX only in kernels/cuda/ptx.cuh, launches only by
+// Rules for that (checked by test/simt/lint.sh): inline PTX only in kernels/cuda/ptx.cuh, launches only by
 // launch() below, dynamic shared memory only by GPU_DYN_SMEM, no cooperative_groups.h, and a `__shared__` variable
 // on one line with its name.
 #pragma once

@@ -26,7 +26,7 @@ __device__ __forceinline__ void warp_join(uint32_t* amax, uint32_t most) {
     const uint32_t rounded = magnitude_bits(to_float(from_float<T>(__uint_as_float(most))));
     atomicMax(amax, rounded);  // of unsigned integers, whose order is that of the magnitudes
 }
-// Of a one-dimensional block, with one atomic operation; `slots` as block_sum's.
+// Magnitude of a one-dimensional block, with one atomic operation; `slots` as block_sum's.
 template <class T>
 __device__ __forceinline__ void block_join(uint32_t* amax, uint32_t most, uint32_t* slots, int threads) {
     most = warp_max_bits(most);

@@ -1,4 +1,4 @@
-// What the kernels of cross-entropy share: the softmax of a row of logits in
+// Shared by the kernels of cross-entropy: the softmax of a row of logits in
 // one pass, and how a block cuts a row.
 #pragma once
 

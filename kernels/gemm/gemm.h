@@ -23,11 +23,11 @@ struct Gemm {
     const void* bias = nullptr;         // (N) c_dtype, 16-byte aligned; alpha is 1 and beta 0 then
     const void* add = nullptr;          // (M, N) c_dtype, row stride ldc, apart from C; beta is not 0 then
 
-    // What it is in a linear layer, for op timers.
+    // Its role in a linear layer, for op timers.
     const char* label() const { return trans_a ? "Gemm dW = dy^T x" : trans_b ? "Gemm y = x W^T" : "Gemm dx = dy W"; }
 };
 
-// What cuBLASLt gets of each stream that multiplies. Its algorithms want it, split-K above all: as NVIDIA advises,
+// Workspace of cuBLASLt on each stream that multiplies. Its algorithms want it, split-K above all: as NVIDIA advises,
 // 32 MiB from Hopper on and 4 before.
 constexpr int64_t gemm_workspace_bytes(int capability_major) { return int64_t(capability_major >= 9 ? 32 : 4) << 20; }
 
@@ -37,12 +37,12 @@ void gemm_cuda(const Gemm&, Stream&);
 
 // Before a stream multiplies: allocates its workspace, which else happens at its first product.
 void reserve_gemm_workspace_cuda(Stream&);
-// Of a stream that multiplies no more.
+// Releases the workspace of a stream that multiplies no more.
 void release_gemm_workspace_cuda(Stream&);
 
 // Our own loops with a fixed order of summation over K; the reference for the libraries.
 void gemm_reference(const Gemm&);
-// Whether gemm_cpu may use a library, if there is one: not with RZ_GEMM=own in the environment. Only tests change it.
+// True: gemm_cpu may use a library, if there is one: not with RZ_GEMM=own in the environment. Only tests change it.
 bool gemm_cpu_uses_library();
 void set_gemm_cpu_uses_library(bool);
 // "oneDNN 2.6.3" or "own loops"; "cuBLASLt 13.1.0"

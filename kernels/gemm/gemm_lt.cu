@@ -56,7 +56,7 @@ cublasStatus_t enqueue(const LtProduct& p, void* c, const LtSession& session, co
                           session.workspace_bytes, stream.cuda());
 }
 
-// Whether algorithms sum in one order, by what is left of a product when its rounded C, as the first suggestion makes
+// Tells if algorithms sum in one order, by what is left of a product when its rounded C, as the first suggestion makes
 // it, is subtracted: a C in 16 bits would hide most of the differences.
 class SumsOf {
    public:
@@ -154,7 +154,7 @@ bool measure_fastest(const LtProduct& p, const std::string& key, const LtSession
     return best < INFINITY;
 }
 
-// What the cache file knows the choice by.
+// The cache file's name of the choice.
 std::string cache_key(const GemmTuning& tuning, const std::string& key, Stream& stream) {
     return Device{DeviceKind::cuda, stream.device().index}.name() + ", " + gemm_library_cuda() +
            (tuning.tune == GemmTune::bits_free ? ", any bits" : "") + "\t" + key;

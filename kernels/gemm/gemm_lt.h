@@ -1,5 +1,5 @@
 #pragma once
-// What products in 16 and 32 bits and in fp8 share of cuBLASLt: handle and workspace of a stream, and how an algorithm
+// Shared by products in 16 and 32 bits and in fp8: cuBLASLt's handle and workspace of a stream, and how an algorithm
 // is chosen. Included by the CUDA half only.
 
 #include <cublasLt.h>

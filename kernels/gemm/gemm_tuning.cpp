@@ -75,7 +75,7 @@ bool from_hex(std::string_view hex, GemmChoice& bytes) {
 
 std::string prefix_of(const std::string& key) { return std::string(kVersion) + "\t" + key + "\t"; }
 
-// Whether the line is whole, and so worth keeping when the file is rewritten.
+// True: the line is whole, and so worth keeping when the file is rewritten.
 bool intact(std::string_view line) {
     const size_t tab = line.rfind('\t');
     return line.size() <= kLongestLine && line.starts_with(std::string(kVersion) + "\t") &&

@@ -29,7 +29,7 @@ struct GemmTuning {
     int64_t measured = 0, read = 0;  // shapes decided in either way so far; counted by gemm
 };
 
-// Of this rank. To be set before products are enqueued; without CUDA it has no effect.
+// This rank's tuning. To be set before products are enqueued; without CUDA it has no effect.
 GemmTuning& gemm_tuning(RankContext&);
 
 // --gemm-tune and --gemm-cache FILE, for the rank of `device`. A file without tuning is read and never written. Returns

@@ -1,6 +1,6 @@
 #pragma once
-// What kernels whose blocks stay on their multiprocessors (attention on Hopper, RMSNorm's backward pass) do so that
-// communication finds room beside them. A rank's context (context.h) has it; the mesh sets it (--comm-sms).
+// SMs that kernels whose blocks stay on their multiprocessors (attention on Hopper, RMSNorm's backward pass) leave free
+// for communication. A rank's context (context.h) has it; the mesh sets it (--comm-sms).
 
 #include <cstdint>
 

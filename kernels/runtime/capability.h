@@ -1,5 +1,5 @@
 #pragma once
-// What a GPU's compute capability says that it can do.
+// Abilities of a GPU, by its compute capability.
 
 #include "kernels/runtime/device.h"
 
@@ -8,7 +8,7 @@ namespace rz {
 // 10 x major + minor of a CUDA device, such as 75; 0 of another device
 int compute_capability(Device);
 
-// Whether a GPU of this capability (0: the CPU) multiplies in that type.
+// True: a GPU of this capability (0: the CPU) multiplies in that type.
 constexpr bool has_products(int capability, DType dtype) {
     return dtype != DType::bf16 || capability == 0 || capability >= 80;
 }

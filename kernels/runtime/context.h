@@ -1,5 +1,5 @@
 #pragma once
-// What belongs to one rank of a job. Several ranks may live in one process, as threads in tests: nothing below main is
+// State of one rank of a job. Several ranks may live in one process, as threads in tests: nothing below main is
 // process-wide, and whatever a rank counts or chooses is found through the context that its Device carries. Process
 // (comm/process.h) and LoopbackHub (comm/loopback.h) own the contexts of their ranks.
 
@@ -30,7 +30,7 @@ struct RankContext {
     BesideCommunication beside;
     const Stream* draws = nullptr;  // the stream whose kernels use beside.next_tile: two kernels at a time must not
 
-    // Of kernels/gemm and kernels/fp8, which make them at the first use, under `gemm_mutex`.
+    // State of kernels/gemm and kernels/fp8, which make it at the first use, under `gemm_mutex`.
     std::mutex gemm_mutex;
     std::shared_ptr<GemmTuning> gemm_tuning;
     std::shared_ptr<GemmPlans> gemm_plans;

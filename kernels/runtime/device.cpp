@@ -397,7 +397,7 @@ void Stream::enqueue_host(std::function<void()> work) {
     enqueue_cpu(std::move(work));
 }
 
-// What is enqueued now starts when the host has come here and the work before is done.
+// Work enqueued now starts when the host has come here and the work before is done.
 void Stream::plan(const OpCall& op) {
     const PlannedMachine& machine = context_->planned;
     wait_until(machine.host);

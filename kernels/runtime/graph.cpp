@@ -93,7 +93,7 @@ bool GraphSet::begin(Stream& stream, const Key& key) {
     return true;
 }
 
-// What was recorded since the last cut, and what comes after it. Both are done.
+// Does what was recorded since the last cut, and then the work after it.
 void GraphSet::cut(std::function<void()> work) {
     const std::unique_ptr<Capture> capture = std::move(capture_);
     recording_->push_back({capture->finish(), std::move(work)});

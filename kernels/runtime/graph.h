@@ -59,7 +59,7 @@ class Capture {
 // records by value that is not always the same: pointers into pools, shapes, factors. Another key is another piece, so
 // nothing stale is ever replayed.
 //
-// What can't be recorded, since ranks communicate or another stream works, goes through between(): it ends the graph
+// Work that can't be recorded (ranks communicate, another stream works) goes through between(): it ends the graph
 // that is being recorded, is done and kept, and another graph begins. A replay launches and does them in turn.
 class GraphSet {
    public:

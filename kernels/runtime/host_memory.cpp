@@ -26,7 +26,7 @@ static int64_t number_in(const std::string& path) {
     return file >> value ? value : -1;
 }
 
-// What one group leaves: its limit less its use, without file cache. INT64_MAX if it sets no limit.
+// Rest of one group: its limit less its use, without file cache. INT64_MAX if it sets no limit.
 static int64_t left_by(const std::string& folder, const char* limit_name, const char* use_name, const char* cache_key) {
     const int64_t limit = number_in(folder + "/" + limit_name), use = number_in(folder + "/" + use_name);
     if (limit < 0 || use < 0 || limit > int64_t(1) << 60) return INT64_MAX;

@@ -11,7 +11,7 @@ namespace rz {
 // folders are arguments for tests.
 int64_t available_host_memory(const std::string& proc = "/proc", const std::string& cgroup = "/sys/fs/cgroup");
 
-// Of this process, in bytes: what is in memory now. 0 if it can't be read.
+// Memory of this process now, in bytes. 0 if it can't be read.
 int64_t resident_host_memory(const std::string& proc = "/proc");
 
 }  // namespace rz

@@ -163,7 +163,7 @@ static void* allocate_host(int64_t bytes, const RankContext* context) {
     return data;
 }
 
-// Whether the memory is counted and nothing more.
+// True: the memory is counted and nothing more.
 static bool charged_only(Device device) {
     return device.is_planned() && !(device.context && device.context->planned.executes);
 }

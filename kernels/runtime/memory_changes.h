@@ -1,5 +1,5 @@
 #pragma once
-// What a rank's ledger counted when: a list that is kept while somebody asks for it (llama/report/memory_timeline.h).
+// Changes of a rank's ledger in time: a list that is kept while somebody asks for it (llama/report/memory_timeline.h).
 
 #include <string>
 #include <vector>

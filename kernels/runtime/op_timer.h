@@ -1,5 +1,5 @@
 #pragma once
-// Where a step's time goes: while a stream has a timer, each op, copy and fill enqueued on it lies between two timing
+// Time of a step by op: while a stream has a timer, each op, copy and fill enqueued on it lies between two timing
 // events, and its time is added up under the op's name. The events keep ops from running into each other, so a step
 // takes somewhat longer than without: time the whole without it. Not for a stream that is being captured into a graph.
 

@@ -23,7 +23,7 @@ using Ticks = int64_t;  // picoseconds
 constexpr int64_t kTicksPerSecond = 1'000'000'000'000;
 constexpr double kSecondsPerTick = 1e-12;
 
-// What a stream is asked for, as a cost function sees it.
+// A stream's request, as a cost function sees it.
 struct OpCall {
     const char* label = nullptr;           // "copy", "zero", or what the op calls itself; nullptr: nothing
     const std::type_info* type = nullptr;  // of an op's arguments; nullptr: a copy or a fill
@@ -38,7 +38,7 @@ struct OpCall {
     std::string name() const;  // as op timers name it
 };
 
-// Of one rank. To be set before its first stream and buffer are made.
+// The planned machine of one rank. To be set before its first stream and buffer are made.
 struct PlannedMachine {
     std::function<Ticks(const OpCall&, const Stream&)> cost;  // empty: nothing takes time
     bool executes = false;

@@ -50,13 +50,13 @@ void remove_left_temporaries(const std::string& folder);
 // The whole file as bytes; throws naming it if it can't be read, is no regular file or is longer than the limit.
 std::string read_file(const std::string& path, const Limit& limit = kAnyText);
 
-// What is in a folder, sorted; nothing if the folder is not there. Any other error throws, after retries: a folder that
+// Names in a folder, sorted; none if the folder is not there. Any other error throws, after retries: a folder that
 // can't be read is not an empty one.
 std::vector<std::string> names_in(const std::string& folder);
 
-// Whether there is anything of this name. False only if there is not; any other error throws, after retries.
+// True: there is something of this name. False only if there is not; any other error throws, after retries.
 bool path_exists(const std::string& path);
-// Whether it is a regular file, or a folder, where links lead. False only where there is none or it is something else.
+// True: it is a regular file, or a folder, where links lead. False only if there is none or it is something else.
 bool is_file(const std::string& path);
 bool is_folder(const std::string& path);
 

@@ -3,7 +3,7 @@
 // values than the limit (limits.h) is an error. Every error is an rz::Error that starts with `where` (a file's name).
 // Include it from .cpp files only: it is slow to compile.
 
-// What is not used here is left out of it: ranges and paths.
+// Parts that are not used here are left out: ranges and paths.
 #define JSON_HAS_RANGES 0
 #define JSON_HAS_FILESYSTEM 0
 #define JSON_HAS_EXPERIMENTAL_FILESYSTEM 0

@@ -91,7 +91,7 @@ const std::string& only(const std::string& file, const TomlEntry& e) {
     return e.values[0];
 }
 
-// Whether the key is one of a machine's.
+// Takes the entry; false: the key is not one of a machine's.
 bool take(Machine& m, const std::string& file, const TomlEntry& e) {
     for (const Number& n : kNumbers)
         if (e.key == n.key) return m.*n.to = number(file, e, only(file, e), n.min, n.max), true;
@@ -145,7 +145,7 @@ Machine read_machine(const std::string& file, const std::vector<TomlEntry>& entr
     for (const Number& n : kNumbers)
         require(!n.required || found.count(n.key), "%s: %s is missing", file.c_str(), n.key);
     require(m.outside_min_mib <= m.outside_max_mib, "%s: outside-min-mib can't be above outside-max-mib", file.c_str());
-    // What is not given for attention: shares of the GEMM rate that are usual with our kernels' kind.
+    // Defaults for attention: shares of the GEMM rate that are usual with our kernels' kind.
     for (auto [to, share] : {std::pair(&Machine::attention_forward_128, 0.6),
                              {&Machine::attention_backward_128, 0.45},
                              {&Machine::attention_forward_64, 0.5},

@@ -30,7 +30,7 @@ struct Machine {
     // TFLOP/s. peak: the vendor's dense peak, which MFU is measured against. gemm: what large products reach.
     double peak_bf16 = 0, peak_fp32 = 0, peak_fp8 = 0;
     double gemm_bf16 = 0, gemm_fp32 = 0, gemm_fp8 = 0;
-    // Of causal attention in bf16, counted without the masked half, at T = 1024, 2048, 4096, 8192, with heads of 128
+    // Rates of causal attention in bf16, counted without the masked half, at T = 1024, 2048, 4096, 8192, heads of 128
     // and of 64. Forward; backward, which is counted as 2.5 times the forward pass.
     std::vector<double> attention_forward_128, attention_backward_128, attention_forward_64, attention_backward_64;
     double attention_fp32_share = 1;  // of those rates in fp32
@@ -45,9 +45,9 @@ struct Machine {
     double link_gbs = 0, link_us = 0;
     int64_t cards = 1;
     double card_gbs = 0, card_us = 0;
-    // What one of NCCL's channels moves of a message, GB/s; 0: whatever the link does.
+    // Rate of one of NCCL's channels for a message, GB/s; 0: whatever the link does.
     double link_channel_gbs = 0, card_channel_gbs = 0;
-    // Of the virtual network (comm/virtual_net.h): how long a message holds a port beyond its bytes, and what lies
+    // Costs of the virtual network (comm/virtual_net.h): how long a message holds a port beyond its bytes; what lies
     // before a group of messages and before a sum.
     double link_message_us = 0, card_message_us = 0, group_gap_us = 0, sum_gap_us = 0;
 

@@ -1,5 +1,5 @@
 #pragma once
-// What the program prints is seen on terminals, which obey control characters; much of it comes from files of others.
+// Output is seen on terminals, which obey control characters; much of it comes from files of others.
 
 #include <string_view>
 

@@ -42,7 +42,7 @@ inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t
     fail("sum_hash: elements of %lld bytes; 1, 2, 4 and 8 are known", (long long)element_bytes);
 }
 
-// Of bytes, with their number.
+// Hash of bytes, with their number.
 inline uint64_t text_hash(std::string_view text) {
     return sum_hash(text.data(), 0, int64_t(text.size()), 1) + 0x9e3779b97f4a7c15ull * text.size();
 }

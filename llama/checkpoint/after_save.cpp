@@ -79,7 +79,7 @@ void AfterSave::work() {
     }
 }
 
-// Whether the step is settled.
+// Returns true once the step is settled.
 bool AfterSave::run_once(int64_t step, std::string& problem) {
     const std::string folder = store_.path(step);
     const ShellCommand command{.text = command_,

@@ -314,7 +314,7 @@ void CheckpointWriter::begin(Job& job, void (CheckpointWriter::*work)(Job&), Sta
     job.stage = without;
 }
 
-// What fails is the save. Nothing is thrown from here.
+// A failure is the save's. Nothing is thrown from here.
 CheckpointWriter::Stage CheckpointWriter::attempt(Job& job, Stage good, const std::function<void()>& body) try {
     Stage stage = good;
     std::string error;
@@ -334,7 +334,7 @@ CheckpointWriter::Stage CheckpointWriter::attempt(Job& job, Stage good, const st
     return Stage::failed;
 }
 
-// What a rank does: its share. Nobody else is there to agree with where it is alone.
+// Writes a rank's share. If it is alone, nobody else is there to agree with.
 void CheckpointWriter::write(Job& job) {
     const Stage stage = attempt(job, Stage::wrote, [&] {
         device_.make_current();
@@ -359,7 +359,7 @@ void CheckpointWriter::conclude(Job& job) {
     job.stage = job.report.error.empty() ? Stage::saved : Stage::lost;
 }
 
-// Of a thread that does not come back, the rank says itself that it has failed.
+// For a thread that does not come back the rank says itself that it has failed.
 void CheckpointWriter::agree(bool late) {
     if (!job_) return;
     Job& job = *job_;

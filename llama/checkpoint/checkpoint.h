@@ -54,7 +54,7 @@ struct SaveReport {
     double write_seconds = 0;          // until it was complete
     bool not_finite = false;           // the error: the state itself holds NaN or infinity
     std::vector<int64_t> unseen = {};  // steps whose checkpoints were deleted before --after-save succeeded for them
-    // Of this rank, in the temporary folder: files opened, bytes written and read.
+    // This rank's traffic in the temporary folder: files opened, bytes written and read.
     struct Traffic {
         int64_t opens = 0, written = 0, read = 0;
     } traffic = {};
@@ -77,9 +77,9 @@ class CheckpointWriter {
     // Collective, between steps: how far the ranks are with the save under way. When all have written their parts,
     // rank 0 completes the checkpoint; when one has failed the others stop. Waits for no file.
     void agree() { agree(/*late=*/false); }
-    // What has ended since the last call.
+    // Saves that have ended since the last call.
     std::vector<SaveReport> reports();
-    // Of the save under way on this rank: the step, and the seconds since a call to the file system last returned.
+    // The save under way on this rank: the step, and the seconds since a call to the file system last returned.
     struct Progress {
         int64_t step = -1;  // -1: none is under way
         double silent_seconds = 0;
@@ -139,7 +139,7 @@ struct LoadReport {
 
 // Collective: reads the state of a checked checkpoint into what each rank owns, and publishes it. Returns what is wrong
 // with the files (the same text on every rank; the state is then undefined, and another checkpoint may be read), or "".
-// Of what several ranks of the data axis own each reads its share, and has the others' from them; what several of the
+// Ranks of the data axis that own the same read a share each, and have the others' from them; what several of the
 // tp axis hold (norm weights, shared heads) and DualPipe's copies each of them reads. `grown`: the model has more rows
 // than the checkpoint.
 struct GrownRows {
@@ -151,15 +151,15 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                        Device device, Stream& compute, Zero& zero, LoadReport* report,
                        const GrownRows* grown = nullptr);
 
-// What the copy that a save in the background writes from takes on this rank.
+// Bytes on this rank of the copy that a save in the background writes from.
 int64_t copy_of_state_bytes(const Zero& zero);
 
 // The part of what this rank keeps that it alone writes, but for runs that another holder owns.
 std::vector<OwnedRange> own_share(const Zero& zero);
 
-// What a tensor is in an array's files; empty: it is not in them.
+// Shape of a tensor in an array's files; empty: it is not in them.
 std::vector<int64_t> shape_in(const StateArray&, const ParamTable&, const Tensor&);
-// What an array has of a run of an owned range's elements: `first` and `count` in the tensor of its files, `local` from
+// Part of an array for a run of an owned range's elements: `first` and `count` in the tensor of its files, `local` from
 // the range's array on. May have none.
 TensorRun run_in(const StateArray&, const OwnedRange&, const ParamTable&, const TensorRun&);
 

@@ -141,7 +141,7 @@ bool is_of_muon(const Manifest& manifest, const ParamTable& table) {
     return matrix != table.tensors().end();
 }
 
-// Where elements of an owned range go.
+// Destination of elements of an owned range.
 struct Target {
     void* data;
     DType dtype;
@@ -165,7 +165,7 @@ void read_share(PartReader& reader, const ParamTable& table, const OwnedRange& r
     });
 }
 
-// Where the shares of the ranks that own the very same range begin.
+// Offsets of the shares of the ranks that own the very same range.
 std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange& r) {
     return even_offsets(r.elements.size(), zero.ownership.sharing().copies.size, 256);
 }
@@ -242,7 +242,7 @@ std::string first_problem(Process& process, const std::string& own) {
     return "";
 }
 
-// Of the parts that were read, each with where its hashes begin in `sums`: the first tensor that is not the manifest's.
+// First tensor that is not the manifest's, among the parts that were read, each with where its hashes begin in `sums`.
 static std::string changed_tensor(const std::string& folder, const Manifest& manifest, const ParamTable& table,
                                   const std::vector<std::pair<StatePart, uint64_t>>& order,
                                   const std::vector<uint64_t>& sums) {

@@ -92,7 +92,7 @@ void add_model(Metadata& m, const ModelConfig& c, DType dtype) {
     if (rope_attention_factor(s) != 1) m.add(key("rope.scaling.attn_factor"), float(rope_attention_factor(s)));
 }
 
-// What llama.cpp would compute otherwise.
+// Refuses what llama.cpp would compute otherwise.
 void refuse_other_arithmetic(const ModelConfig& c) {
     const Architecture& a = architecture_of(c);
     const RopeKind kind = c.rope_scaling.kind;
@@ -204,7 +204,7 @@ std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DTy
     return entries;
 }
 
-// What llama.cpp divides each frequency by.
+// Divisors of each frequency in llama.cpp.
 std::vector<float> rope_factors(const ModelConfig& c) {
     const std::vector<double> plain = rope_inverse_frequencies(c.head_dim, c.rope_theta, {});
     const std::vector<double> scaled = rope_inverse_frequencies(c.head_dim, c.rope_theta, c.rope_scaling);

@@ -13,7 +13,7 @@ constexpr int64_t kMost = int64_t(1) << 60;
 
 static std::string hex(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
 
-// Of the whole text with zeros in its own place.
+// The checksum's place in the whole text, as zeros.
 static constexpr std::string_view kNoChecksum = "0000000000000000";
 static constexpr std::string_view kChecksumKey = "\"checksum\": \"";
 

@@ -39,7 +39,7 @@ struct Rollback {
     bool operator==(const Rollback&) const = default;
 };
 
-// Of a run with a loss scale (kernels/loss_scale.h); scale 0: it has none.
+// The loss scale of a run (kernels/loss_scale.h); scale 0: it has none.
 struct LossScaleRecord {
     double scale = 0;
     int64_t good = 0, patience = 0;

@@ -19,7 +19,7 @@ namespace rz {
 // stream; on CUDA everything that is compared is copied to the host once.
 std::string compare_replicas(Process&, const Mesh&, Device, Stream& compute, Zero&, const ParamTable&);
 
-// Whether anything is held by two ranks.
+// True: something is held by two ranks.
 bool has_replicas(const Mesh&, const Zero&);
 
 // Spoils one element of a part of the state that this rank holds: flips a bit, or makes it NaN. A fault on request.

@@ -57,7 +57,7 @@ int64_t Permutation::operator()(int64_t i) const {
     return int64_t(x);
 }
 
-// What this thread reads right now, for the handler of SIGBUS: a mapped file that was cut off, or a disk that fails.
+// File that this thread reads now, for the handler of SIGBUS: a mapped file was cut off, or a disk fails.
 static thread_local const char* reading = nullptr;
 
 static void on_sigbus(int) {

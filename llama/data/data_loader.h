@@ -37,7 +37,7 @@ class Permutation {
     uint64_t keys_[kRounds];
 };
 
-// What the data was, to be stored in a checkpoint and compared when the run is resumed.
+// Record of the data, to be stored in a checkpoint and compared when the run is resumed.
 struct DataFingerprint {
     struct Shard {
         std::string name;  // without folders: a dataset may move
@@ -46,7 +46,7 @@ struct DataFingerprint {
         uint64_t hash = 0;  // FNV-1a of the first and last 64 KiB
         bool operator==(const Shard&) const = default;
     };
-    // Of a mix: its sets, whose shards follow one another in `shards`, and the shares from a sample on.
+    // A mix: its sets, whose shards follow one another in `shards`, and the shares from a sample on.
     struct Set {
         std::string name;
         int64_t shards = 0;
@@ -127,7 +127,7 @@ class DataLoader : public SampleSource {
         const TokenShard* shard;
         int64_t begin;
     };
-    // What grows with the data; shards stay where they are.
+    // State that grows with the data; shards stay where they are.
     struct Shards {
         std::mutex mutex;
         std::deque<TokenShard> list;

@@ -39,7 +39,7 @@ class DataMix : public SampleSource {
 
     // The set, and the number of the sample in it, at a position of the stream.
     std::pair<int, int64_t> sample_at(int64_t position) const;
-    // Of each set: how often its samples before `position` went through it.
+    // Epochs of each set: how often its samples before `position` went through it.
     std::vector<double> epochs(int64_t position) const;
     DataFingerprint fingerprint(int64_t position = INT64_MAX) const;  // as DataLoader::fingerprint
 

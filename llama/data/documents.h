@@ -1,5 +1,5 @@
 #pragma once
-// Where documents begin in rows of tokens, by the token that stands between them: what attention's mask and RoPE need
+// Documents in rows of tokens begin after the token that stands between them: attention's mask and RoPE need the places
 // when documents are packed into one row and must not see each other; and what attention costs.
 
 #include <array>
@@ -34,7 +34,7 @@ constexpr int64_t attention_squares(int64_t n, int64_t window) {
     return window > 0 && window < n ? n * n - (n - window) * (n - window) : n * n;
 }
 
-// Of tokens (B, T): with positions[b, t] counted from where the document of t begins in row b (0 where it began before
+// Fills positions[b, t], counted from where the document of t begins in row b of tokens (B, T) (0 where it began before
 // the row), starts[b, t] is the place of the first token that t sees: t - positions[b, t], or the window's first where
 // that is later. Returns the sum of the documents' attention_squares. starts may be positions: then it is not kept.
 int64_t find_documents(const DocumentMask&, const int32_t* tokens, int64_t B, int64_t T, int32_t* starts,

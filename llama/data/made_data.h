@@ -13,7 +13,7 @@ struct MadeData {
     std::string about;        // a line for the user
 };
 
-// Whether --data means made data: one of the two names, unless a dataset lies in a folder of that name.
+// True: --data means made data: one of the two names, unless a dataset lies in a folder of that name.
 bool is_made_data(const std::string& data);
 
 // synthetic: a Markov chain over 32 symbols whose entropy rate is known; dummy: the numbers 0 to 255, each as likely as

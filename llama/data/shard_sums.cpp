@@ -66,7 +66,7 @@ class FileSum {
         return at_ >= before_.bytes;
     }
     uint32_t crc() const { return crc_; }  // of all after the header
-    // Of a file that was read to its end; no name if it changed meanwhile.
+    // Sum of a file that was read to its end; no name if it changed meanwhile.
     ShardSum result() const {
         ShardSum now = look(path_);
         if (!(now == before_)) return {};

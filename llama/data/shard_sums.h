@@ -28,13 +28,13 @@ struct ShardSum {
 
 class ShardSums {
    public:
-    // Of these files, in this order; none is read yet.
+    // Sums of these files, in this order; none is read yet.
     explicit ShardSums(std::vector<std::string> paths);
     ~ShardSums();
     ShardSums(const ShardSums&) = delete;
     ShardSums& operator=(const ShardSums&) = delete;
 
-    // What a checkpoint recorded. A file that is as it was keeps its sum; of one that was written since, or moved here,
+    // Compares with a checkpoint's record. A file as it was keeps its sum; of one written since, or moved here,
     // the whole is read. Of records of one name and size, a file's is that of its folder, else that of its place; older
     // ones, which have neither, any.
     // "" or the first file that has other contents. Collective: the ranks, of which this one stands
@@ -48,7 +48,7 @@ class ShardSums {
     void start();
     // Data that grow have further files: those of `paths` that are not here yet. After start() they are summed too.
     void follow(const std::vector<std::string>& paths);
-    // What is known by now; a file that changed while it was read is not.
+    // Sums known by now; a file that changed while it was read has none.
     std::vector<ShardSum> known() const;
 
    private:

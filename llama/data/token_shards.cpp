@@ -45,7 +45,7 @@ bool file_exists(const std::string& path) {
     return !path.empty() && again([&] { return ::stat(path.c_str(), &st); }) == 0 && S_ISREG(st.st_mode);
 }
 
-// What a file that is no shard of ours looks like, for the message.
+// Describes a file that is no shard of ours, for the message.
 const char* describe_foreign(const MappedFile& file) {
     if (starts_with(file, "version https://git-lfs")) return "a Git LFS pointer (run git lfs pull)";
     if (starts_with(file, "<") || starts_with(file, "\n<")) return "HTML or XML, perhaps a failed download";

@@ -83,7 +83,7 @@ struct ShardOptions {
 // datasets than options.scan_bytes have their ids checked as they are read.
 std::vector<TokenShard> open_shards(const std::vector<std::string>& paths, const ShardOptions& options);
 
-// What `data_prep/prepare.py` wrote into a folder, from its dataset.json.
+// The dataset.json that `data_prep/prepare.py` wrote into a folder.
 struct Dataset {
     std::string name;
     std::string folder;

@@ -9,7 +9,7 @@
 
 namespace rz {
 
-// Of the new rows. What comes with a batch knows the window; where it reaches back over all there is nothing to hide.
+// First keys of the new rows. A batch's own know the window; where it reaches back over all there is nothing to hide.
 const int32_t* Attention::first_key(const BlockShape& s) const {
     const bool hides = context_ || s.first_position + s.T > config_.window;
     return s.first_key ? s.first_key : window_ && hides ? window_ + s.first_position : nullptr;

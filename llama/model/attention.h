@@ -9,7 +9,7 @@ namespace rz {
 
 class ContextParallel;
 
-// What a forward pass adds to for --stats-every (kernels/statistics.h), of rows that this rank has: mean squares of the
+// Sums of a forward pass for --stats-every (kernels/statistics.h), over this rank's rows: mean squares of the
 // residual stream at the block's entrance, and the largest logit of attention. All on the device.
 struct BlockWatch {
     double* squares = nullptr;  // (1)

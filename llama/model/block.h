@@ -44,7 +44,7 @@ struct BlockWeights {
     const void* address;             // of the unit: the same address has the same parameters' places
 };
 
-// What the backward pass reads again. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
+// Read again by the backward pass. All dtype unless noted; C = dim, Q = (heads + 2 kv_heads) * head_dim, F = ffn.
 struct BlockActivations {
     void* resid = nullptr;       // (R, C)
     void* h1 = nullptr;          // (R, C)   or codes; with norms after the branches resid itself, or codes
@@ -63,7 +63,7 @@ struct BlockActivations {
     Fp8Scale* scales = nullptr;  // (kBlockScales) or none
 };
 
-// What weight_grad reads. All dtype unless noted.
+// Read by weight_grad. All dtype unless noted.
 struct PendingBlock {
     void* h1 = nullptr;           // (R, C)   or codes, as h2
     void* h2 = nullptr;           // (R, C)
@@ -88,7 +88,7 @@ class Block {
           const float* sin_table, const int32_t* window, TensorParallel* tp = nullptr, const Fp8Linear* fp8 = nullptr,
           ContextParallel* context = nullptr);
 
-    // Of a unit that lies whole in its type; or gathered in fp8, its matrices first, in their order.
+    // Weights of a unit that lies whole in its type; or gathered in fp8, its matrices first, in their order.
     BlockWeights weights(const void* whole) const;
     BlockWeights weights(const Fp8Parameters&) const;
 
@@ -132,7 +132,7 @@ class Block {
     const float* sums_of_ranks(BlockPass&, float* all, const void* x, const void* dy, const QkNorm&) const;
     QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
     void rope(BlockPass&, void* qkv, bool inverse) const;
-    // Of both halves, dw being nullptr where only the inputs' is asked for.
+    // Gradients of both halves; dw is nullptr where only the inputs' is asked for.
     void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
                   void* dresid) const;
     void norm_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* dy, const void* x, const void* w,

@@ -153,7 +153,7 @@ static void require_finite(double x, double min, double max, const char* name) {
     require(x >= min && x <= max, "%s = %g must be a number from %g to %g", name, x, min, max);
 }
 
-// Whether cos and sin are those of no scaling.
+// True: cos and sin are those of no scaling.
 static bool is_plain(const RopeScaling& s) { return s.factor == 1 && rope_attention_factor(s) == 1; }
 
 void ModelConfig::resolve() {

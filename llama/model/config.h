@@ -50,7 +50,7 @@ struct ModelConfig {
     // Gains of the norms of q and of k, before RoPE: those of one head for each head, or of all together; 0: no norms.
     int64_t q_gains() const { return qk_norm ? head_dim : post_norm ? q_rows() : 0; }
     int64_t k_gains() const { return qk_norm ? head_dim : post_norm ? kv_rows() : 0; }
-    // Whether the block rotates q and k by their positions.
+    // True: the block rotates q and k by their positions.
     bool rotates(int64_t block) const { return nope_every == 0 || (block + 1) % nope_every != 0; }
     // The window, where it hides anything of the longest sequence; else 0.
     int64_t hiding_window() const { return window < max_seq_len ? window : 0; }

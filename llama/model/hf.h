@@ -146,7 +146,7 @@ struct TensorFile {
 std::vector<TensorFile> tensor_files(
     const std::string& stem, const ParamTable&, DType, int64_t shard_above,
     const std::function<std::vector<int64_t>(const Tensor&)>& shape = [](const Tensor& t) { return t.shape; });
-// What transformers wants beside several files of weights, under this name.
+// transformers wants this file beside several files of weights.
 constexpr const char* kWeightIndex = "model.safetensors.index.json";
 std::string weight_index(const std::vector<TensorFile>&, const ParamTable&);
 constexpr int64_t kShardAbove = int64_t(5) << 30;  // bytes

@@ -104,7 +104,7 @@ Stage& Model::stage(int number) {
     fail("this rank does not hold stage %d", number);
 }
 
-// What instructions do, in one run of a program.
+// Executes a program's instructions, in one run of it.
 class Model::Host : public ProgramHost {
    public:
     Host(Model& model, const Goal& goal, Batches batch) : model_(model), goal_(goal), batch_of_(std::move(batch)) {}

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank holds of the model, and what the instructions of a program do to it. Parameters and gradients belong to
+// A rank's part of the model, and what the instructions of a program do to it. Parameters and gradients belong to
 // zero/; nothing here knows which rank it is.
 
 #include <functional>
@@ -87,7 +87,7 @@ class Model {
     Executor executor_;
 };
 
-// What a program depends on: the table's units, and how parameters and gradients are kept. `first`, `last`: the units
+// Inputs of a program: the table's units, and how parameters and gradients are kept. `first`, `last`: the units
 // of each stage of this rank, ascending.
 StepShape step_shape(const ParamTable&, DType dtype, const ParameterSource&, const GradientSink*,
                      const std::vector<StageUnits>& stages, int64_t micro_batches, bool trains);

@@ -46,7 +46,7 @@ struct BlockScratch {
     Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
 };
 
-// What the parts of a block share in one pass, and, with tp's overlap, what is on its way beside compute.
+// Shared by the parts of a block in one pass, and, with tp's overlap, what is on its way beside compute.
 struct BlockPass {
     Stream& stream;
     const BlockShape& shape;
@@ -62,7 +62,7 @@ struct BlockPass {
 
 // Scales of a block's layers: of x and of dy of each of the four.
 constexpr int kBlockScales = 8;
-// Whether layers in fp8 have them.
+// True: layers in fp8 keep codes.
 inline bool keeps_codes(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensor; }
 
 enum class Parallel { column, row };
@@ -74,7 +74,7 @@ class ParallelLinear {
         int64_t in, out;
         int64_t begin;  // of its weight in the unit, in elements
         int number;     // of the block's four: its scales are 2 number and 2 number + 1
-        // Whether the op that writes it finds the magnitude; else it is measured here.
+        // True: the op that writes it finds the magnitude; else it is measured here.
         bool x_is_measured = true, dy_is_measured = true;
         int64_t bias = -1;  // likewise of a column-parallel layer's bias; -1: none
     };
@@ -104,7 +104,7 @@ class ParallelLinear {
     // Compute waits for what input_grad has left aside.
     void wait_for_dx(BlockPass&) const;
 
-    // Where the op that writes x, or dy, leaves its magnitude; nullptr where nobody asks for it.
+    // Slot for the magnitude of x, or dy, which the op that writes it fills; nullptr if nobody asks for it.
     uint32_t* magnitude_of_x(const BlockPass&) const;
     uint32_t* magnitude_of_dy(const BlockPass&) const;
     // Column-parallel:: the op that makes x writes it there, then `kept` is made of it, or of the `x` that is there.
@@ -119,7 +119,7 @@ class ParallelLinear {
     Operand dy_both_ways(BlockPass&, const void* dy) const;
     Operand dy_of_weight_grad(BlockPass&, const void* dy) const;
     bool coded_dy(const BlockPass& p) const { return tp_ && p.scales && layer_.parallel == Parallel::row; }
-    // What travels: this rank's rows, so many columns of a type.
+    // The rows that travel: this rank's, so many columns of a type.
     struct Rows {
         const void* own;
         int64_t columns;

@@ -125,7 +125,7 @@ HeldPiece ParamTable::part_of(const Tensor& t, int part) const {
     return piece_of(int(&t - tensors_.data()), within(t), part);
 }
 
-// Where each tensor's part lies within its unit, the same whichever units are held.
+// Places each tensor's part within its unit, the same whichever units are held.
 void ParamTable::cut(const Holding& holding) {
     require(holding.parts >= 1 && holding.part >= 0 && holding.part < holding.parts, "part %d of %d of a table",
             holding.part, holding.parts);

@@ -45,7 +45,7 @@ struct Tensor {
     int64_t grain;  // rows or columns that stay together: those of a head
 };
 
-// What a rank holds of the table.
+// This rank's part of the table.
 struct Holding {
     std::vector<int> units = {};   // ascending; none: all of them
     int part = 0, parts = 1;       // of every tensor that is split
@@ -53,7 +53,7 @@ struct Holding {
     int sharers = 1;               // ranks that each unit is cut for, which hold the very same
 };
 
-// What is held of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the
+// The held part of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the
 // tensor; adjacent from `local` on in the local flat buffer. A vector is one row.
 struct HeldPiece {
     int tensor;
@@ -119,7 +119,7 @@ class ParamTable {
     const Tensor& head() const;  // the embedding if tied
     bool tied() const { return tied_; }
 
-    // What a holder of this part has of a tensor whose unit it holds, and how many elements after the beginning of what
+    // The part of a tensor whose unit the rank holds, and how many elements after the beginning of what
     // it has of that unit; the padded elements of such a unit.
     HeldPiece part_of(const Tensor&) const;
     // The same of another part; `local` is not its own.
@@ -128,7 +128,7 @@ class ParamTable {
     int64_t part_padded(int unit) const { return part_padded_[size_t(unit)]; }
     const Holding& holding() const { return holding_; }
 
-    // What is held: units at local offsets, each with its own padding; pieces in the order of the local buffer.
+    // Units held, at local offsets, each with its own padding; pieces in the order of the local buffer.
     const std::vector<UnitLayout>& held_units() const { return held_units_; }
     const std::vector<HeldPiece>& held() const { return held_; }
     // Calls body for what lies in [begin, end) of the local flat buffer, ascending, in runs of at most `most` elements;

@@ -1,5 +1,5 @@
 #pragma once
-// What pipeline parallelism makes of a model: schedule, cut, each rank's programs, and what they should cost.
+// Plans pipeline parallelism for a model: schedule, cut, each rank's programs, and what they should cost.
 
 #include "llama/model/param_table.h"
 #include "llama/parallel/pipeline_program.h"

@@ -72,7 +72,7 @@ static ModelConfig mistral(const Shape& s) {
     return c;
 }
 
-// Of before 3.1: shorter sequences, and positions as they are.
+// LLaMA 3 before 3.1: shorter sequences, and positions as they are.
 static ModelConfig first_llama3(const Shape& s) { return make(s, false, 8192, 5e5, 128000, 128001); }
 
 std::span<const Preset> presets() {

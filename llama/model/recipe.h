@@ -20,11 +20,11 @@ struct Recipe {
     double tokens, flops;  // of the whole run
     double lr, batch_tokens;
 };
-// Of a run over so many tokens, or (0) over 20 for each parameter (Hoffmann et al. 2022). With C = tokens x FLOPs of a
+// Recipe of a run over so many tokens, or (0) 20 a parameter (Hoffmann et al. 2022). With C = tokens x FLOPs of a
 // token without embedding and head: lr = 0.3118 C^-0.1250, batch = 0.2920 C^0.3271 (DeepSeek LLM, Bi et al. 2024,
 // section 3.1).
 Recipe recipe_of_tokens(const ModelConfig&, int64_t seq_len, double tokens = 0);
-// Of a run of so many updates: the batch that the rule gives for its own tokens.
+// Recipe of a run of so many updates: the batch that the rule gives for its own tokens.
 Recipe recipe_of_steps(const ModelConfig&, int64_t seq_len, double steps);
 
 // "" or what is odd: no model of about this size (half to twice the parameters) was published with a rate, or a batch,

@@ -1,12 +1,12 @@
 #pragma once
-// What the backward pass of a block computes again instead of keeping. Bits do not change.
+// Recomputed by the backward pass of a block instead of kept. Bits do not change.
 //
 //   norms      h1 and h2, of the residual stream           (R, C) each; with norms after the branches their codes
 //   attention  qkv, o, lse (and q and k before their norm), of h1
 //   mlp        gate_up, of h2                               (N, 2F)
 //   block      everything, of the residual stream at the block's entrance
 //
-// What is computed again is the same memory for all blocks.
+// The recomputed tensors share one memory for all blocks.
 
 #include "kernels/runtime/names.h"
 

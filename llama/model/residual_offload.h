@@ -25,7 +25,7 @@ class ResidualOffload {
 
     // The compute stream may write place(block) from here on.
     void before_forward(int64_t slot, int64_t block);
-    // What lies there now is needed again by backward.
+    // The data there now is needed again by backward.
     void after_forward(int64_t slot, int64_t block);
     // The compute stream finds it at place(block); that of the block before sets out.
     void before_backward(int64_t slot, int64_t block);

@@ -65,7 +65,7 @@ static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
     return checked_mul(o.B, o.T, "micro-batch");
 }
 
-// Of the residual stream, on this rank.
+// Rows of the residual stream on this rank.
 static int64_t own_rows_of(const StageOptions& o, const ModelConfig& c) {
     return o.tp ? o.tp->most_rows(rows_of(o, c)) : rows_of(o, c);
 }
@@ -174,7 +174,7 @@ void* Stage::take(int64_t rows, int64_t columns, int64_t element, MemKind kind, 
     return buffers_.emplace_back(device_, bytes, kind, name).data();
 }
 
-// Of a slot's blocks, one after the other; none where no layer keeps codes.
+// Scales of a slot's blocks, one after the other; none where no layer keeps codes.
 Fp8Scale* Stage::take_scales(const std::string& of_slot) {
     if (!keeps_codes(options_.fp8.recipe)) return nullptr;
     return static_cast<Fp8Scale*>(take(last_block() - first_block() + 1, kBlockScales, sizeof(Fp8Scale),
@@ -207,9 +207,9 @@ void Stage::add_slot(int number) {
                 take(rows, columns, 4, MemKind::activations, format("%s of block %d", name, unit - 1) + of_slot));
         };
         const bool coded = slots && fp8.covers(unit - 1, c.layers);
-        // Whether branches read what is apart from the stream: its norm, or codes. Shared, it serves any block.
+        // True: branches read what is apart from the stream: its norm, or codes. Shared, it serves any block.
         const bool apart = !c.post_norm || coded || (slots && (share || share_norms));
-        // What is computed again is the same memory for all blocks and slots.
+        // Recomputed tensors share one memory for all blocks and slots.
         const bool first = number == 0 && unit == first_block();
         const BlockActivations shared = first ? a : (slots_.empty() ? slot : slots_.front()).blocks.front();
         if (share && !first) a = shared;

@@ -46,7 +46,7 @@ struct StageOptions {
     float z_loss = 0;                         // factor of (log sum exp of the logits)^2 in training's loss
 };
 
-// What a pass is for.
+// Purpose of a pass.
 enum class Pass {
     train,   // forward of the last unit is the final norm; its backward is the head (logits, loss, dX, dW) and the norm
     loss,    // forward only; the token losses are added to Workspace::loss_sum()
@@ -71,9 +71,9 @@ class Workspace {
     Workspace(const ModelConfig&, const ParamTable&, const StageOptions&, bool with_head, Device, Stream& compute,
               bool whole_backward = true);
 
-    // Of a unit: its layers in fp8 or not.
+    // Block of a unit: its layers in fp8 or not.
     const Block& block(int unit) const { return fp8_options_.covers(unit - 1, blocks_) ? *fp8_block_ : block_; }
-    // What a block reads of parameters that lie whole.
+    // Weights that a block reads of parameters that lie whole.
     BlockWeights weights(int unit, const void* whole, int64_t version);
     const BlockScratch& scratch() const { return scratch_; }
     void* logits() const { return logits_; }  // (chunk_rows, V) dtype
@@ -135,7 +135,7 @@ class Stage {
     void* output(int slot) const { return slots_[size_t(slot)].output; }
     void* gradient(int slot) const { return slots_[size_t(slot)].gradient; }
 
-    // What is made of parameters once per change is enqueued now, so that no pass of a block does it.
+    // Enqueues now what is made of parameters once per change, so that no pass of a block does it.
     void ready_weights();
 
     // From now on each block's passes and the head are replayed as CUDA graphs. What is done between them is not
@@ -202,7 +202,7 @@ class Stage {
     GraphSet graphs_;
 };
 
-// What attention takes as first keys where no batch has its own: max(0, position - window + 1), by position, or, where
+// First keys for attention where no batch has its own: max(0, position - window + 1), by position, or, where
 // ranks share sequences, of this rank's rows of each of B. Empty where no query is further on. Waits for the stream.
 Buffer make_window(const ModelConfig&, int64_t positions, Device, Stream&, const ContextParallel* context = nullptr);
 

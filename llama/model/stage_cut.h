@@ -18,7 +18,7 @@ struct UnitFlops {
     int64_t total() const { return forward + input + weight; }
 };
 
-// Of each unit: 0 the embedding (a lookup), blocks, the norm with the head. The head is all in the input half: logits
+// FLOPs of each unit: 0 the embedding (a lookup), blocks, the norm with the head. The head is all input half: logits
 // are made, used and dropped there; and so is what a block recomputes.
 std::vector<UnitFlops> unit_flops(const ModelConfig&, int64_t T, Recompute recompute = Recompute::none);
 

@@ -71,7 +71,7 @@ void ContextParallel::for_each_pair(int source, F&& f) const {
                 f(slot, key_slot, theirs[key_slot]);
 }
 
-// Whether no query of a chunk sees a key of an earlier one: the first query sees furthest back.
+// True: no query of a chunk sees a key of an earlier one: the first query sees furthest back.
 bool ContextParallel::is_before_window(int64_t queries, int64_t keys) const {
     return shape_.window > 0 && (queries - keys - 1) * chunk_ + 1 >= shape_.window;
 }

@@ -35,18 +35,18 @@ class ProgramHost {
     virtual void gather(const Instr&) {}
     virtual void release(const Instr&) {}
     virtual void reduce(const Instr&) {}
-    // Where the tensor of a slot lies now; `bytes` are those of the micro-batch. A host that swaps memory between slots
+    // Address of a slot's tensor now; `bytes` are those of the micro-batch. A host that swaps memory between slots
     // does so in compute(). Only for programs with more than one stage.
     virtual void* boundary(Boundary, int stage, int slot);
     virtual int64_t boundary_bytes(int micro_batch);
     // Called as a message is enqueued, before and after it, with the lane's stream.
     virtual void before_message(const Instr&, Stream&) {}
     virtual void after_message(const Instr&, Stream&) {}
-    // What a CUDA graph of the whole micro-batch records by value. Only if the executor replays micro-batches.
+    // Values that a CUDA graph of the whole micro-batch records. Only if the executor replays micro-batches.
     virtual GraphSet::Key graph_key(int micro_batch);
 };
 
-// What is kept from one run to the next: when the slots are free, times, graphs.
+// State from one run to the next: when the slots are free, times, graphs.
 class Executor {
    public:
     // `mesh` may be nullptr where no program has messages. All references outlive this.
@@ -109,7 +109,7 @@ class ProgramRun {
     void enqueue(const Instr&);
 
    private:
-    // Where a micro-batch is: its slot of a stage, and what has come for it.
+    // State of a micro-batch: its slot of a stage, and what has come for it.
     struct Passage {
         int slot = -1;
         Event input_here, gradient_here;

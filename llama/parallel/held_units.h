@@ -59,7 +59,7 @@ class HeldUnits : public ParameterSource, public GradientSink {
     // Is given a unit's gradients of this rank alone, before they are summed over any others.
     std::function<void(int unit, void* gradients)> before_reduce;
     int64_t padded(int unit) const { return zero_.ownership.unit(local(unit)).padded; }  // elements
-    // Of a unit's gradients: what each of the two holders sends the other.
+    // Bytes of a unit's gradients that each of the two holders sends the other.
     int64_t shared_bytes(int unit) const {
         return checked_mul(zero_.ownership.unit(local(unit)).padded, size_of(zero_.options.grad_dtype), "gradients");
     }

@@ -70,7 +70,7 @@ inline constexpr auto kNames<PipelineKind> =
 std::vector<PipelineKind> pipeline_kinds();  // all
 int default_stages_per_rank(PipelineKind);   // 2 for interleaved and the V shapes, else 1
 
-// What is asked for: a schedule by its name, or a file of the text below; neither: whoever asks has a default.
+// The request: a schedule by its name, or a file of the text below; neither: the caller has a default.
 struct ScheduleChoice {
     std::optional<PipelineKind> kind = {};
     std::string file = {};
@@ -96,7 +96,7 @@ PipelineSchedule limit_in_flight(const PipelineSchedule&, int most);
 
 std::string csv_of(const PipelineSchedule&);
 PipelineSchedule parse_pipeline_csv(std::string_view text);  // throws naming rank, field and text
-// Of a file that someone else may have written: also checked.
+// Loads a file that someone else may have written: also checked.
 PipelineSchedule load_pipeline(const std::string& path);
 std::string text_of(Op);
 std::string text_of(const Task&);
@@ -112,7 +112,7 @@ uint64_t text_hash(const PipelineSchedule&);  // FNV-1a of csv_of
 std::string find_pipeline_error(const PipelineSchedule&);
 void check_pipeline(const PipelineSchedule&);  // throws it
 
-// Whether it comes to its end if each rank sends and receives in the order of its own cells, and waits for each message
+// False: it comes to its end if each rank sends and receives in the order of its own cells, and waits for each message
 // until the other side takes it. All schedules but gpipe hang: the reason for lanes.
 bool blocking_messages_deadlock(const PipelineSchedule&);
 

@@ -156,7 +156,7 @@ class RankBuilder {
         for (const StageUnits& s : shape_.stages)
             slots_.push_back({s.stage, int(forward[s.stage].free_at.size()), int(weight[s.stage].free_at.size())});
     }
-    // Where units are gathered or reduced one by one, so are they computed.
+    // Units that are gathered or reduced one by one are computed one by one.
     std::vector<Instr> units_one_by_one() const {
         const bool by_use = o_.shard.sharded_parameters && o_.gather == GatherFor::op;
         std::map<int, size_t> last;  // by stage: the last instruction that adds to gradients

@@ -55,7 +55,7 @@ struct Instr {
 
 struct StageUnits {
     int stage, first_unit, last_unit;
-    // Of the step, those that pass the stage on this rank; -1: all. DualPipe's ranks see half of them.
+    // The step's micro-batches that pass the stage on this rank; -1: all. DualPipe's ranks see half of them.
     int first_micro_batch = 0, micro_batches = -1;
     bool passed_by(int micro_batch) const {
         return micro_batches < 0 ||
@@ -85,7 +85,7 @@ struct ShardPolicy {
     int whole_units = 0;                     // of one size, whole at once; 0: 1 + prefetch
 };
 
-// What a rank's program is made from and checked against.
+// A rank's program is made from this and checked against it.
 struct StepShape {
     std::vector<StageUnits> stages = {};   // of this rank, ascending
     std::vector<int64_t> unit_bytes = {};  // whole parameters, of all units of the model: a memory slot serves one size
@@ -104,12 +104,12 @@ struct StepShape {
     int head_unit() const { return tied ? 0 : last_unit(); }
     // One stage of all units, each used by itself: the first and the last share a slot (zero/unit_pool.h).
     bool in_turn() const;
-    // Whether a slot is free for the unit: those of its size can be whole at once as often as the policy says, and in
+    // True: a slot is free for the unit: those of its size can be whole at once as often as the policy says, and in
     // turn no more of any size. `held`: by unit.
     bool has_room(int unit, const std::vector<bool>& held) const;
 };
 
-// What an executor runs: a program, and the shape that it was made from and checked against.
+// An executor's input: a program, and the shape that it was made from and checked against.
 struct RankProgram {
     StepShape shape = {};
     Program program = {};
@@ -134,7 +134,7 @@ std::vector<Instr> place_gathers(const std::vector<Instr>& code, const StepShape
 
 // Adds the reduces to code without them: of each unit after the last instruction that adds to its gradients, in each
 // micro-batch or in the step; of a shared unit at the end of the step, since the reduce waits for the other holder.
-// Where the head's dW comes long before the rest of its unit's gradients, several
+// If the head's dW comes long before the rest of its unit's gradients, several
 // micro-batches are reduced together.
 std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape& shape);
 

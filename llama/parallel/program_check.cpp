@@ -29,7 +29,7 @@ class ProgramChecker {
     }
 
    private:
-    // Where a micro-batch is within a stage.
+    // A micro-batch's place within a stage.
     struct Pass {
         bool entered = false;           // its input is there: received, or from the rank's own stage below
         bool gradient = false;          // the gradient of its output is there

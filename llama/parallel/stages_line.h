@@ -10,7 +10,7 @@ namespace rz {
 
 // Shares are of all ranks' time until the last one ended; depths and micro-batches are the most of any rank.
 std::string stages_line(const std::vector<PipelineNumbers>& ranks);
-// Of each rank on the pp axis (of the first of the data ranks), separated by slashes; shares are of the time until the
+// One figure for each rank on the pp axis (the first data rank), separated by slashes; shares are of the time until the
 // last one of all ended. `pp` as in summarise().
 std::string stages_by_rank_line(const std::vector<PipelineNumbers>& ranks, const std::vector<int>& pp);
 

@@ -1,5 +1,5 @@
 #pragma once
-// What traces and profilers call a task.
+// Names of tasks in traces and profilers.
 
 #include <string>
 

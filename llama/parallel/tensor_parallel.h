@@ -62,7 +62,7 @@ class TensorParallel {
     int64_t magnitude_bytes() const { return int64_t(sizeof(Fp8Scale)) * (size() - 1); }
     int64_t sum_bytes(const Replicated& r, DType dtype) const;
 
-    // Of N rows of the residual stream: neighbouring ones on each rank, the first ranks one more where N does not
+    // This rank's rows of N rows of the residual stream: neighbouring ones, the first ranks one more where N does not
     // divide.
     int64_t rows(int64_t N) const;
     int64_t most_rows(int64_t N) const { return ceil_div(N, int64_t(size())); }

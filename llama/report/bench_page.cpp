@@ -114,7 +114,7 @@ Rows comparison_rows(const BenchReport& a, const BenchReport& b) {
     return rows;
 }
 
-// What is not the same on both sides; what only one has too.
+// Rows that differ between the sides; those that only one has too.
 Rows differing_rows(const BenchReport& a, const BenchReport& b) {
     Rows rows{{"environment", "A", "B"}};
     std::map<std::string, std::pair<std::string, std::string>> all;

@@ -53,7 +53,7 @@ BenchReport read_bench_report(const std::string& file);
 struct Spread {
     double least = 0, low = 0, median = 0, high = 0, most = 0;  // low, high: quartiles
 };
-// Of at least one value; quantiles between values are interpolated.
+// Spread of at least one value; quantiles between values are interpolated.
 Spread spread_of(std::vector<double> values);
 
 // Time of `of` over time of `to`: the ratio of their medians, and where 95 of 100 resamplings of repeats and, within

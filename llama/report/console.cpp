@@ -17,7 +17,7 @@ Console::Console(int fd) : fd_(fd) {
     is_terminal_ = ::isatty(fd) != 0 && kind && std::string(kind) != "dumb";
 }
 
-// Whether something was written. A pipe that is ready takes PIPE_BUF bytes at once.
+// True: something was written. A pipe that is ready takes PIPE_BUF bytes at once.
 bool Console::write_some(int wait_ms) {
     pollfd ready{fd_, POLLOUT, 0};
     if (waiting_.empty() || ::poll(&ready, 1, wait_ms) <= 0) return false;

@@ -1,5 +1,5 @@
 #pragma once
-// What MFU is measured against: the vendor's dense bf16 peak of the card, from the table of machines that the planner
+// MFU's peak: the vendor's dense bf16 peak of the card, from the table of machines that the planner
 // reads (llama/base/machine.h), what the user says it is, or what a large product reaches on a card that is not
 // in the table.
 

@@ -236,7 +236,7 @@ void Log::event(int64_t step, const std::string& text, const std::string& name, 
     if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
 }
 
-// What W&B's users look for; the rest has one name in both.
+// Names that W&B's users look for; the rest has one name in both.
 static std::string wandb_key(const std::string& name) {
     static const std::map<std::string, std::string> kKeys = {{"train/grad_norm", "grad_norm"},
                                                              {"train/learning_rate", "lr"},

@@ -1,5 +1,5 @@
 #pragma once
-// What a run tells: one line per step for people, one JSON object per step for programs.
+// Console and metrics.jsonl: one line per step for people, one JSON object per step for programs.
 
 #include <chrono>
 #include <cstdio>

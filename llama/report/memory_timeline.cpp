@@ -31,7 +31,7 @@ struct MemoryBar {
 
 using Changes = std::vector<MemoryChange>;
 
-// What is given back, paired with where it was taken: a buffer that is older than the list is left out.
+// Frees are paired with their allocations: a buffer that is older than the list is left out.
 constexpr size_t kOlder = SIZE_MAX;
 std::vector<size_t> taken_at(const Changes& changes) {
     std::vector<size_t> at(changes.size(), kOlder);

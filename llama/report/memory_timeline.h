@@ -1,5 +1,5 @@
 #pragma once
-// What was allocated when: the changes that a rank's ledger kept, as a picture and as a counter track of a trace.
+// Allocations in time: the changes that a rank's ledger kept, as a picture and as a counter track of a trace.
 
 #include <string>
 #include <utility>

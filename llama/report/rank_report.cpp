@@ -39,7 +39,7 @@ static OrderedJson own_facts(const Process& process, const RankPlaces& places, D
     facts["bytes_sent_by_axis"] = std::move(by_axis);
     facts["memory_peak"] = peaks(device.kind);
     if (device.is_cuda()) facts["host_memory_peak"] = peaks(DeviceKind::cpu);  // pinned
-    // Of the CPU ops' threads, beside the ledger: of all ranks of this process.
+    // Scratch of the CPU ops' threads, beside the ledger: of all ranks of this process.
     facts["cpu_scratch_peak"] = cpu_scratch().peak.load();
     facts["memory_reserved"] = reserved_bytes(device);
     return facts;

@@ -1,5 +1,5 @@
 #pragma once
-// What a run took on every rank: peak memory by kind and bytes sent. Gathered once, when the run ends.
+// Peak memory by kind and bytes sent, on every rank. Gathered once, when the run ends.
 
 #include <cstdint>
 #include <string>

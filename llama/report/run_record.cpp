@@ -58,7 +58,7 @@ bool lay_over(Curve& curve, const Curve* other, By by) {
     return !curve.points.empty();
 }
 
-// Of the same key in all runs; smoothed over the noise where there are many points.
+// Plots one key of all runs; smoothed over the noise where there are many points.
 std::string plot(const std::vector<RunRecord>& runs, const std::string& title, const std::string& key, const char* unit,
                  By by = By::step, bool smooth = false) {
     std::vector<Curve> curves;
@@ -84,7 +84,7 @@ std::string plot(const std::vector<RunRecord>& runs, const std::string& title, c
     return plot_svg({.title = title, .x_label = kAxis[int(by)], .y_label = unit}, curves);
 }
 
-// What each rank computed, without waiting for others: a slow one stands out.
+// Time that each rank computed, without waiting for others: a slow one stands out.
 std::string time_by_rank(const RunRecord& run) {
     std::vector<Curve> curves;
     for (size_t rank = 0; rank < kMostNumbers; ++rank) {

@@ -14,7 +14,7 @@ struct RunRecord {
     std::string name;  // the last part of its folder
     std::string folder;
     // Every number of metrics.jsonl and ranks.jsonl by its key, against the step; nested ones as "eval/hellaswag/acc".
-    // Where a resumed run logged steps again, the later lines count.
+    // If a resumed run logged steps again, the later lines count.
     std::map<std::string, Curve> curves;
     std::map<std::string, std::string> settings;  // flags, model and machine, from run.json; none in old folders
     std::map<std::string, std::string> status;    // of run_status.json

@@ -5,7 +5,7 @@
 //                     BPE over characters with byte fallback, as Llama-2 and TinyLlama write it (a space is U+2581)
 //   tokenizer.model   SentencePiece BPE with byte fallback, as Llama-2 has it
 //
-// What is none of these (another model, normalizer, pre-tokenizer or decoder, a flag with an effect that is not
+// Any other kind (model, normalizer, pre-tokenizer or decoder, a flag with an effect that is not
 // implemented) is refused, quoting the JSON: a tokenizer that is nearly right is wrong.
 
 #include <cstdint>
@@ -44,7 +44,7 @@ class Tokenizer {
     // tokenizer_config.json says otherwise). May be empty.
     std::vector<int32_t> encode_prompt(std::string_view text) const;
 
-    // What makes ids of this tokenizer's mean something else to `other`, or text other ids; "" if nothing does. Special
+    // Says what makes ids of this tokenizer mean something else to `other`, or text other ids; "": nothing. Special
     // tokens that only `other` has make no difference. larger: this one may have more tokens than the other.
     std::string difference(const Tokenizer& other, bool larger = false) const;
 

@@ -105,7 +105,7 @@ class TokenizerReader {
         fail("%s: %s", where_.c_str(), e.what());
     }
 
-    // Of a tokenizer.model. Where there is a tokenizer.json, transformers follows its template alone.
+    // Reads BOS and EOS of a tokenizer.model. If there is a tokenizer.json, transformers follows its template alone.
     static void add_bos_eos(Tokenizer& t, const Json& config, const std::string& where) {
         const Json *bos = json_find(config, "add_bos_token"), *eos = json_find(config, "add_eos_token");
         if (t.bos_ >= 0 && (!bos || json_bool(*bos, "add_bos_token", where))) t.before_ = {t.bos_};

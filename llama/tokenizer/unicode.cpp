@@ -44,7 +44,7 @@ void decompose(uint32_t c, std::vector<uint32_t>& out) {
     if (d->second) decompose(d->second, out);
 }
 
-// What NFC makes of two characters; 0: nothing.
+// NFC of two characters; 0: none.
 uint32_t composed(uint32_t a, uint32_t b) {
     if (a >= kHangulL && a < kHangulL + 19 && b >= kHangulV && b < kHangulV + kVowels)
         return kHangul + ((a - kHangulL) * kVowels + b - kHangulV) * kTails;
@@ -62,7 +62,7 @@ uint32_t composed(uint32_t a, uint32_t b) {
     return found == pairs.end() ? 0 : found->second;
 }
 
-// Of characters that are decomposed already
+// Composes characters that are decomposed already
 void compose(std::vector<uint32_t>& text) {
     for (size_t begin = 0; begin < text.size();) {  // marks by their classes, those of one class as they were
         size_t end = begin;

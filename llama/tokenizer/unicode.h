@@ -1,5 +1,5 @@
 #pragma once
-// What the tokenizers need of Unicode: UTF-8, the classes letter, number and white space, and NFC.
+// Unicode for the tokenizers: UTF-8, the classes letter, number and white space, and NFC.
 
 #include <cstdint>
 #include <string>

@@ -25,7 +25,7 @@ static std::string last_part(const std::string& folder) {
                          end - (slash == std::string::npos ? 0 : slash + 1));
 }
 
-// What --data names instead of a dataset's folder, and what makes one of it.
+// Finds the dataset that --data names: a folder, or a name that stands for one.
 static Dataset find_dataset(const TrainOptions& o, const std::string& folder) {
     if (path_exists(folder + "/dataset.json")) return load_dataset(folder);
     const std::string name = last_part(folder), stem = name.substr(0, name.rfind('.'));

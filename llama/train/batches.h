@@ -18,7 +18,7 @@
 
 namespace rz {
 
-// Where tokens come from, as asked for by --data or by --train-data and --val-data.
+// Sources of tokens, as asked for by --data or by --train-data and --val-data.
 struct DataPaths {
     struct Set {  // of --data
         std::string name;
@@ -41,7 +41,7 @@ struct DataPaths {
 DataPaths find_data(const TrainOptions&);
 // The model of a run whose data need not be here: their vocabulary is the preset's then, and `note` says so.
 ModelConfig planned_config(const TrainOptions&, std::string& note);
-// What --doc-mask and --doc-token say about these data. Throws where they do not go together.
+// The mask that --doc-mask and --doc-token ask for with these data. Throws if they do not go together.
 DocumentMask document_mask(const TrainOptions&, const DataPaths&, const ModelConfig&);
 
 struct DataSources {
@@ -63,7 +63,7 @@ struct DataSources {
 // Opens what the options ask for. Throws with what to give if something is missing.
 DataSources open_data(const TrainOptions&, DataPaths, const ModelConfig&);
 
-// Where in the data a run begins: `samples` of the stream were passed before the step after `step`.
+// Begin of a run in the data: `samples` of the stream were passed before the step after `step`.
 struct DataPosition {
     int64_t step = 0, samples = 0, tokens = 0;
 };
@@ -104,7 +104,7 @@ class Batches {
     DeviceBatch validation(size_t set, int64_t first, int64_t end);
     // sum_hash of the training batches since the last call, 0 where they are another rank's to count.
     uint64_t take_hash();
-    // What attention computes of the training batches since the last call; 0 where they are another rank's to count.
+    // Attention's work on the training batches since the last call; 0 where they are another rank's to count.
     struct Attended {
         double samples = 0;  // without document masks that many would cost as much
         double tiles = 0, tiles_skipped = 0;
@@ -115,7 +115,7 @@ class Batches {
     bool documents() const { return bool(sources_.documents); }
 
    private:
-    // Of the first sample of this rank's micro-batch.
+    // Position of the first sample of this rank's micro-batch.
     int64_t position(int64_t step, int64_t micro_batch) const {
         return samples_before(step) + (micro_batch * dp_.size + dp_.rank) * batch_;
     }

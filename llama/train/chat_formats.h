@@ -1,5 +1,5 @@
 #pragma once
-// What the chat templates of the models that this program opens make of a conversation, without running them. A
+// Formats a conversation as the chat templates of the models that this program opens do, without running them. A
 // template is known by its text, so an altered one is not; dev/golden/make_chat_golden.py compares with jinja2.
 
 #include <ctime>
@@ -20,7 +20,7 @@ struct Chat {
     std::tm today;
 };
 
-// Of a template's text, a newline at its end aside, which Jinja drops.
+// Hash of a template's text, a newline at its end aside, which Jinja drops.
 uint64_t chat_template_hash(std::string_view source);
 
 // The text up to where the model's next answer begins. Nothing: no known template has this hash, or it refuses the

@@ -25,7 +25,7 @@
 
 extern char** environ;
 
-// What renders templates is a part of the program, so there is no file that another could change.
+// The script that renders templates is a part of the program, so there is no file that another could change.
 __asm__(
     ".pushsection .rodata\n"
     "rz_chat_template: .incbin \"data_prep/chat_template.py\"\n"
@@ -83,7 +83,7 @@ static Json special_tokens(const std::string& folder) {
 
 // ---- the child ----
 
-// Whether only root and this user can change what the path leads to.
+// True: only root and this user can change what the path leads to.
 static bool is_ours(const fs::path& path) {
     bool leaf = true;
     for (fs::path at = path;; at = at.parent_path(), leaf = false) {
@@ -97,7 +97,7 @@ static bool is_ours(const fs::path& path) {
     }
 }
 
-// Of PATH.
+// The first python3 of PATH.
 static std::string find_python() {
     const char* const path = std::getenv("PATH");
     std::string refused;

@@ -11,7 +11,7 @@
 
 namespace rz {
 
-// Whether the model's folder has a template.
+// True: the model's folder has a template.
 bool has_chat_template(const std::string& folder);
 
 // The text up to where the model's next answer begins. Of a template that is not known: throws if python3 or jinja2 is

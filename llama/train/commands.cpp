@@ -62,7 +62,7 @@ void print_row(const std::string& name, const Plans& plans,
     std::printf("\n");
 }
 
-// What offload changes: memory on both sides, before it and with it, and what the bus takes for it.
+// Prints what offload changes: memory on both sides, before it and with it, and what the bus takes for it.
 void print_offload(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, const Plans& with) {
     TrainOptions without = o;
     without.offload_optimizer = OffloadOptimizer::none;

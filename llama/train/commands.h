@@ -1,5 +1,5 @@
 #pragma once
-// What train_llama does besides training.
+// The commands of train_llama besides training.
 
 #include "comm/process.h"
 #include "llama/train/options.h"

@@ -109,7 +109,7 @@ std::vector<Json> blocks_by_step(const std::string& file) {
     return steps;
 }
 
-// Of log y by log x, least squares.
+// Slope of log y by log x, least squares.
 double slope(const std::vector<std::pair<double, double>>& points) {
     double x = 0, y = 0, xx = 0, xy = 0;
     for (const auto& [a, b] : points) x += a, y += b, xx += a * a, xy += a * b;

@@ -20,7 +20,7 @@ CommandTable own_command_table(CoordinatesOptions&);
 // One run for each width: heads, kv heads and ffn in proportion, --stats-every 1, in OUT/width_W. Throws where they
 // would be no whole numbers.
 std::vector<TrainOptions> coordinate_runs(const CoordinatesOptions&);
-// Of runs that are done: a table, and OUT/coordinates.svg.
+// Draws runs that are done: a table, and OUT/coordinates.svg.
 int draw_coordinates(const CoordinatesOptions&);
 
 }  // namespace rz

@@ -73,7 +73,7 @@ static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const Co
     how.one_lane = &mesh.link_to((pp.rank + 1) % pp.size).stream() == &mesh.stream();
     how.recompute = o.stage.recompute;
     how.T = o.stage.T;
-    // Where no other rank shares, slices are whole gradients beside those of a unit.
+    // If no other rank shares, slices are whole gradients beside those of a unit.
     const bool alone = how.may_accumulate && mesh.place(Axis::shard).size == 1;
     return plan_pipeline(how, config, ParamTable(config, part_of(config, o, mesh)), o.zero.param_dtype, o.micro_batches,
                          {.sharded_parameters = o.zero.stage == 3,

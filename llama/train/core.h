@@ -1,5 +1,5 @@
 #pragma once
-// What trains: parameters and their state, the model, and the program of a step, on one rank of a mesh. No data, files
+// Training itself: parameters and their state, the model, the program of a step, on one rank of a mesh. No data, files
 // or reports: the trainer puts those around it, tests and benchmarks what they need.
 
 #include "llama/model/model.h"

@@ -24,7 +24,7 @@
 
 namespace rz {
 
-// What a model is asked: log p of the last `scored` tokens, each given all that stand before it.
+// A question to a model: log p of the last `scored` tokens, each given all that stand before it.
 struct ScoreItem {
     std::vector<int32_t> tokens;  // at least scored + 1
     int64_t scored = 0;
@@ -61,7 +61,7 @@ class EvalTask {
     void encode(const Tokenizer&, const EncodeOptions&);
     const std::vector<ScoreItem>& items() const { return items_; }
 
-    // Of one score for each item.
+    // Metrics from one score for each item.
     std::vector<Metric> metrics(std::span<const Score>) const;
     // A line of JSON for each item: task, example, choice, log_p, greedy, tokens.
     std::string request_lines(std::span<const Score>) const;

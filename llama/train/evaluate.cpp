@@ -98,7 +98,7 @@ static void print_table(const std::vector<TaskResult>& results) {
     }
 }
 
-// What a rank holds of the model: all of it, or its part of each tensor (--tp), or its slice of each unit (--zero 3).
+// Parameters on a rank: all of the model, or its part of each tensor (--tp), or its slice of each unit (--zero 3).
 struct HeldParameters {
     HeldParameters(const EvalOptions& o, const ModelConfig& config, const std::string& folder, Process& process,
                    Device device, Stream& stream)

@@ -34,7 +34,7 @@ namespace {
 
 constexpr int64_t kPaddedIds = 1024;  // models have so many further ids at most, for products of a round size
 
-// Of the model's own tokenizer; -1 where it has none that can be read.
+// Number of ids of the model's own tokenizer; -1 where it has none that can be read.
 int64_t own_ids(const std::string& folder) try { return Tokenizer::load(folder).vocab_size(); } catch (const Error&) {
     return -1;
 }
@@ -75,7 +75,7 @@ class Writer {
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);
     }
 
-    // What the prompt is followed by, on standard output. Of several samples the last one is a chat's next turn.
+    // Writes what follows the prompt to standard output. The last of several samples is a chat's next turn.
     void write(const std::string& said) {
         if (!o_.chat) return write_samples(said), void();
         std::vector<ChatMessage> talk = talk_;

@@ -1,5 +1,5 @@
 #pragma once
-// What the numbers of each step say about the health of the run. All ranks feed the same numbers and so reach the same
+// Judges the health of the run by the numbers of each step. All ranks feed the same numbers and so reach the same
 // verdict without another message.
 //
 //   a non-finite loss or gradient norm   the device skipped the update (zero/zero.h), so the state is unchanged;
@@ -80,7 +80,7 @@ class Guards {
     // overflow, which the scale answers: it counts neither as a skip nor as a spike.
     // `left_out`: is_outlier() said so of these numbers, and the update was not made.
     Verdict observe(int64_t step, double loss, double grad_norm, double adapting_scale = 0, bool left_out = false);
-    // Of a step before its update, when all steps before it are observed.
+    // Judges a step before its update, when all steps before it are observed.
     bool is_outlier(double loss, double grad_norm) const;
 
     int64_t skipped() const { return skipped_; }  // over the whole run, without overflows
@@ -107,7 +107,7 @@ class StragglerDetector {
     // and further from it than five median deviations of its own last 100 steps. And 5 ms more, in either case.
     int observe(const std::vector<double>& own_seconds);
     static constexpr size_t kWindow = 100;
-    // Of the rank that observe() named
+    // Seconds of the rank that observe() named
     double seconds() const { return seconds_; }
     double others() const { return others_; }
 

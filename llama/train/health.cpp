@@ -35,7 +35,7 @@ void Health::hold_folder(const TrainOptions& o) {
     if (!o.out.empty()) process_.share_records(o.out + "/.ranks");
 }
 
-// What the hook holds outlives this object: it is called when an error has left main's function already.
+// The hook's state outlives this object: it is called when an error has left main's function already.
 void Health::report_failures() {
     process_.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) mutable {
         status->failed(code, reason);

@@ -1,5 +1,5 @@
 #pragma once
-// What keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json,
+// Keeps a run safe besides its checkpoints, in one object: the lock on the output folder, run_status.json,
 // requests to stop, and the guards. Made before anything large is allocated.
 
 #include <atomic>
@@ -18,7 +18,7 @@
 
 namespace rz {
 
-// Of a step that is done, on this rank
+// Numbers of a step that is done, on this rank
 struct StepNumbers {
     int64_t step = 0;
     double loss_sum = 0;        // over this rank's targets

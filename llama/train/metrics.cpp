@@ -227,7 +227,7 @@ void Metrics::report_pipeline(const Probe& probe, StepReport& r) {
     }
 }
 
-// Of the step, without waiting for other ranks. Of a pipeline's rank as if all had the same share of the work.
+// Time of the step without waiting for other ranks. For a pipeline's rank as if all had the same share of the work.
 double Metrics::own_seconds(const Probe& probe, const StepReport& r) const {
     const double own = r.seconds - r.exposed_seconds;
     if (!core_.plan || probe.times.tasks.empty()) return own;

@@ -20,10 +20,10 @@ namespace rz {
 
 class Metrics {
    public:
-    // What it reads and writes outlives this. `trace` may be nullptr.
+    // Its arguments outlive it. `trace` may be nullptr.
     Metrics(Process&, TrainingCore&, CommMeter&, Batches&, const Schedule& lr, Health&, Log&, Trace* trace,
             const std::string& trace_file, int64_t steps, int64_t log_every);
-    // Of the next `steps` steps, a line for each of this rank's tasks in the pipeline goes to this file.
+    // Writes a line for each of this rank's tasks in the pipeline to this file, during the next `steps` steps.
     void write_tasks(const std::string& file, int64_t steps) { task_file_ = file, task_steps_ = steps; }
 
     // Every so many steps a line of stats.jsonl. The last 20 steps are written after one that went wrong.
@@ -45,7 +45,7 @@ class Metrics {
 
     // Reports what is outstanding.
     void flush();
-    // What was done since the last end() is not part of a step.
+    // Excludes the time since the last end() from the step.
     void leave_out();
 
     int64_t last_step() const { return last_step_; }   // that end() was called for

@@ -1,4 +1,4 @@
-// What a run tells MLPerf's checker before it is timed (llama/report/mlperf_log.h).
+// Settings that a run tells MLPerf's checker before it is timed (llama/report/mlperf_log.h).
 
 #include <algorithm>
 

@@ -17,7 +17,7 @@
 
 namespace rz {
 
-// What a resumed run does with a flag that is not given again. Every row says it.
+// Resume class of a flag that is not given again. Every row says it.
 enum class Keeps {
     no,  // leaves it: it belongs to one start (--out, --resume, --time-limit, permissions, commands), or to the model,
          // which comes with the weights
@@ -156,7 +156,7 @@ class OptionGroup {
     std::string heading_, topic_, section_;
 };
 
-// What a program or a command of it takes.
+// Flags of a program or of a command of it.
 struct CommandTable {
     std::string name;  // of the command; the program's own has none
     std::string about;
@@ -171,7 +171,7 @@ struct ParsedFlags {
     std::map<std::string, std::string> values;  // of all of those: as given but plain, or the default's text
 };
 
-// What --help asks for: of tables[command] the flags of a first week, all of them, or one group, flag or command.
+// The request of --help: of tables[command] the flags of a first week, all of them, or one group, flag or command.
 struct HelpRequest {
     size_t command = 0;
     bool all = false;

@@ -10,7 +10,7 @@
 
 namespace rz {
 
-// What a plan is made of is a run's flags: they are parsed and checked as the run's would be.
+// A plan is made of a run's flags: they are parsed and checked as the run's would be.
 static std::optional<int> parse_plan(const std::vector<std::string>& arguments, Command& command) {
     PlanOptions& plan = command.emplace<PlanOptions>();
     const CommandTable table = command_table(plan);

@@ -1,4 +1,4 @@
-// What was asked for on one command line, looked at together (options_train.h).
+// Checks the flags of one command line together (options_train.h).
 
 #include "llama/train/options_train.h"
 

@@ -1,5 +1,5 @@
 #pragma once
-// What `train_llama eval` can be asked for.
+// Options of `train_llama eval`.
 
 #include <string>
 

@@ -1,5 +1,5 @@
 #pragma once
-// What `train_llama export` and `train_llama average` can be asked for.
+// Options of `train_llama export` and `train_llama average`.
 
 #include <optional>
 #include <string>
@@ -29,7 +29,7 @@ struct ExportOptions {
 
 CommandTable command_table(ExportOptions&);
 
-// Of `train_llama average A B C --to D`: `from` has A,B,C.
+// For `train_llama average A B C --to D`: `from` has A,B,C.
 struct AverageOptions : ExportOptions {};
 CommandTable command_table(AverageOptions&);
 // The words after `average`, up to the first flag, as the value of --from.

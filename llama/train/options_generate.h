@@ -1,5 +1,5 @@
 #pragma once
-// What `train_llama generate` can be asked for.
+// Options of `train_llama generate`.
 
 #include <string>
 #include <vector>

@@ -47,7 +47,7 @@ bool is_pipeline(const Flags& flags) {
     return !pp.empty() && pp != "1";
 }
 
-// What earlier programs meant by flags that they left open, where it is not this program's default. This one leaves
+// Defaults of earlier programs for flags that they left open, where they are not this program's. This one leaves
 // none of them open in a checkpoint, but for sums that are accumulated locally.
 Flags former_defaults(const Flags& saved, bool gpu) {
     Flags meant;
@@ -116,7 +116,7 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         if (!o.kept_flags.count(name))
             lines.push_back(
                 format("--%s %s of the checkpoint is not known to this program", name.c_str(), value.c_str()));
-    // What was given, else what the checkpoint has, else the default.
+    // The value given, else the checkpoint's, else the default.
     ParsedFlags found;
     std::map<std::string, std::string> differ;  // in the order of the names
     for (const OptionRow& row : table.rows) {

@@ -1,5 +1,5 @@
 #pragma once
-// What `train_llama plan` can be asked for: the machine and its number, and every flag of training.
+// Options of `train_llama plan`: the machine and its number, and every flag of training.
 
 #include "llama/train/options_train.h"
 

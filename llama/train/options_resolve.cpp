@@ -125,7 +125,7 @@ void settle(TrainOptions& o, const std::vector<std::string>& arguments, const Co
         o.lr = kFineTuningRate;
         o.values["lr"] = o.kept_flags["lr"] = format("%g", o.lr);
     }
-    // What is asked for on the command line beats a recipe that resumes.
+    // Flags on the command line beat a recipe that resumes.
     const auto on_command_line = [&](const std::string& flag) {
         return std::any_of(arguments.begin(), arguments.end(),
                            [&](const std::string& a) { return a == flag || a.starts_with(flag + "="); });

@@ -1,5 +1,5 @@
 #pragma once
-// What `train_llama schedule` can be asked for: ScheduleStudy.
+// Options of `train_llama schedule`: ScheduleStudy.
 
 #include "llama/parallel/study.h"
 #include "llama/train/option_table.h"

@@ -32,7 +32,7 @@ inline constexpr auto kNames<Head> = std::to_array<Named<Head>>({{Head::tied, "t
 constexpr int64_t kMostMicroBatches = 1 << 20;  // of an update on each rank
 constexpr int64_t kLargestLossScale = int64_t(1) << 32;
 
-// What --resume says.
+// The value of --resume.
 struct ResumeFrom {
     enum class Kind { nothing, newest, step, folder } kind = Kind::nothing;
     int64_t step = 0;
@@ -249,7 +249,7 @@ void add_gemm_rows(OptionGroup&, Keeps, GemmTune& tune, std::string& cache);
 // After parse_flags() with that table: notes what was given and what a checkpoint keeps, and sets defaults that depend
 // on other flags.
 void settle(TrainOptions&, const std::vector<std::string>& arguments, const CommandTable&, const ParsedFlags&);
-// What was asked for on this command line: throws on flags that contradict each other, or that would do nothing.
+// Checks the flags of this command line: throws on flags that contradict each other, or that would do nothing.
 void check_given(const TrainOptions&);
 // Throws on what these ranks can't do.
 void check_ranks(const TrainOptions&, int64_t ranks);
@@ -258,7 +258,7 @@ void check_ranks(const TrainOptions&, int64_t ranks);
 std::map<std::string, std::string> kept_flags(const CommandTable&, const ParsedFlags&);
 // A checkpoint's flags by the names, and with the values of switches, that they have today.
 std::map<std::string, std::string> current_flags(const CommandTable&, const std::map<std::string, std::string>& saved);
-// Where a run is resumed.
+// The place at which a run is resumed.
 struct ResumePlace {
     bool same_ranks = true;  // as many as before
     bool gpu = false;        // a usable one is here, and may be used

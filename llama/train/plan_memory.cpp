@@ -114,7 +114,7 @@ class DryRun {
         return Grid(job_.ranks, grid);
     }
 
-    // What the run would find when its ranks map each other's memory.
+    // Refuses what the run would refuse when its ranks map each other's memory.
     void check_shared(const MeshOptions& how) const {
         const auto maps = [](Algorithm a) { return a == Algorithm::symmetric || a == Algorithm::hier_symmetric; };
         const Algorithm data = how.algorithms.data.value_or(Algorithm::ring), tp = how.algorithms.tp;
@@ -240,7 +240,7 @@ class DryRun {
         return time;
     }
 
-    // What offload moves: its streams' copies, and what a kernel reads and writes in the host's memory.
+    // Counts what offload moves: its streams' copies, and what a kernel reads and writes in the host's memory.
     void count_bus(const OpCall& op, const Stream& stream) {
         if (!op.type && stream.name() == kFromHostStream) bus_.from += op.bytes;
         if (!op.type && stream.name() == kToHostStream) bus_.to += op.bytes;
@@ -293,7 +293,7 @@ std::vector<PlannedRank> plan_ranks(const TrainOptions& o, const ModelConfig& co
         found[0] = DryRun(o, config, job, rank, nullptr).run(rank);
         return found;
     }
-    // Of each rank that holds the model the one that is planned for it: what they tell each other comes once for each.
+    // For each rank that holds the model, the one that is planned for it: their messages come once for each.
     std::vector<int> planned;
     for (const int member : grid.members(Axis::model, rank))
         planned.push_back(job.alone ? line[size_t(grid.place(Axis::pp, member).rank)] : member);

@@ -1,6 +1,6 @@
 #pragma once
-// What a rank takes and does, without taking or doing it: what a run builds, and steps of it, on a planned device
-// (kernels/runtime/planned.h). Constructors and program are the run's own, so no size is written twice.
+// Dry run of one rank on the planned device (kernels/runtime/planned.h): what a run builds, and steps of it,
+// without memory or work. Constructors and program are the run's own, so no size is written twice.
 
 #include <array>
 #include <functional>
@@ -48,7 +48,7 @@ struct PlannedJob {
     std::function<Ticks(const OpCall&, const Stream&)> cost = {};  // empty: nor do ops
 };
 
-// Of a step, on the compute stream.
+// An op of a step on the compute stream.
 struct PlannedOp {
     std::string name;  // as op timers name it
     int64_t calls = 0;
@@ -62,7 +62,7 @@ struct PlannedRank {
     std::vector<PlannedOp> ops = {};   // by name
     ProductShapes products = {};       // of training, evaluation and samples
     Ticks step = 0;                    // time of a step between others of its kind
-    // Of a step with statistics (--stats-every); 0 without them.
+    // Bytes sent by a step with statistics (--stats-every); 0 without them.
     int64_t watched_sent = 0;
     Ticks watched_step = 0;
     // Time of a step in the mean of those with statistics and without.
@@ -80,7 +80,7 @@ std::vector<PlannedRank> plan_ranks(const TrainOptions&, const ModelConfig&, con
 // token stands for a byte at least. 0: it draws none.
 int64_t most_prompt_tokens(const TrainOptions&);
 
-// Of one rank.
+// Plans one rank.
 PlannedMemory plan_memory(const TrainOptions&, const ModelConfig&, DeviceKind, int rank, int ranks);
 
 }  // namespace rz

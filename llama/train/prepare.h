@@ -1,5 +1,5 @@
 #pragma once
-// What a run on GPUs does to its device before it communicates (kernels/runtime/load.h): every kernel is loaded,
+// Prepares a run's GPU before it communicates (kernels/runtime/load.h): every kernel is loaded,
 // attention is compared with the CPU's, the algorithms of its matrix products are chosen, each product is run once.
 
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace rz {
 
-// What the log says of it. `prompt`: tokens that samples begin with, 0: none are drawn. `choices`: lines of algorithms
+// Returns lines for the log. `prompt`: tokens that samples begin with, 0: none drawn. `choices`: lines of algorithms
 // (gemm_tuning.h) that a resumed run goes on with; then those that it has. Nothing on a CPU. Collective.
 std::string prepare_device(const TrainOptions&, const ModelConfig&, int64_t prompt, Device, Process&,
                            std::string& choices);

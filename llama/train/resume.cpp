@@ -96,7 +96,7 @@ static std::vector<SavedStep> saved_steps(const CheckpointStore& store, const st
     return saved;
 }
 
-// What ranks that start again can continue from. A snapshot before a checkpoint of the same step.
+// Ranks that start again can continue from this. A snapshot before a checkpoint of the same step.
 static std::optional<ResumePoint> newest_of_both(const TrainOptions& o, const CheckpointStore& own,
                                                  const std::vector<int64_t>& steps) {
     if (!o.restarted || o.snapshot_every == 0) return newest_good(saved_steps(own, steps), {});

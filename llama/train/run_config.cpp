@@ -38,7 +38,7 @@ std::string command_text(const std::vector<std::string>& arguments) {
     return text;
 }
 
-// What is decided by other flags, by the model's folder or by the machine.
+// Values decided by other flags, by the model's folder or by the machine.
 static std::map<std::string, std::string> resolved(const Trainer& t) {
     const TrainOptions& o = t.options;
     const ModelConfig& c = t.core->config;
@@ -93,7 +93,7 @@ std::string run_config(const Trainer& t) {
     std::vector<std::pair<std::string, std::string>> sections;  // in the order of the table
     for (const OptionRow& row : command_table(fresh).rows) {
         const std::string name = row.flag.substr(2);
-        // What says how this start began says nothing about the run.
+        // Flags about how this start began say nothing about the run.
         if (std::set<std::string>{"resume", "branch", "overwrite", "print-config", "presets", "auto", "lr-continue",
                                   "rewarm", "allow-lr-jump", "allow-data-change", "before-resume", "allow-commands"}
                 .count(name))

@@ -222,7 +222,7 @@ void RunLock::publish(const std::string& mine) {
     write_all(fd_, 0, text.data(), int64_t(text.size()), path_);
 }
 
-// Whether an owner elsewhere counts no more; false if its file has gone. Throws if it lives.
+// True: an owner elsewhere counts no more; false if its file has gone. Throws if it lives.
 bool RunLock::stands_still(const std::string& owner, double lease) const {
     const std::string who = owner.substr(0, owner.find(", boot "));
     std::fprintf(stderr, "train_llama: %s: looks for %.0f s whether its run still lives (%s)\n", folder_.c_str(), lease,
@@ -236,7 +236,7 @@ bool RunLock::stands_still(const std::string& owner, double lease) const {
     return true;
 }
 
-// Whether this process has it now. Where no flock keeps starts apart, a second name of the dead owner's file does: one
+// True: this process has it now. If no flock keeps starts apart, a second name of the dead owner's file does: one
 // alone can make it. Of several that replace the file at once in spite of that, on other hosts, the last one has it.
 bool RunLock::replace(const std::string& mine, const std::string& owner, bool elsewhere) {
     const std::string claim = path_ + ".tmp-dead";

@@ -112,7 +112,7 @@ void RunStatus::failed(int exit_code, const std::string& reason, int rank) {
     write("failed", exit_code, reason, rank < 0 ? rank_ : rank, /*durable=*/true);
 }
 
-// What rank 0 has saved, and of how many steps, is not known to another rank: it stays as it stands there. How another
+// Rank 0's saves, and of how many steps, are not known to another rank: it leaves what stands there. How another
 // rank ended stays, too, while rank 0 does not know of it.
 std::string RunStatus::record(const char* state, int exit_code, const std::string& reason, int rank) const {
     OrderedJson json = {{"state", state},

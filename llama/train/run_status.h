@@ -57,7 +57,7 @@ class RunStatus {
     double written_ = 0;  // of "running", when it was asked for
     bool begun_ = false, ended_ = false, warned_ = false;
     Background* files_;
-    // Of all that write() uses. Held by a write that hangs, too: what must not wait forever waits for a while.
+    // Guards all that write() uses. Held by a write that hangs, too: what must not wait forever waits for a while.
     mutable std::timed_mutex mutex_;
 };
 

@@ -1,5 +1,5 @@
 #pragma once
-// What samples during training are drawn with, and when: on the weights as they are, whatever the ranks share.
+// Samples during training: how and when they are drawn, on the weights as they are, whatever the ranks share.
 
 #include <optional>
 
@@ -22,11 +22,11 @@ class SampleDecoder {
     Decoder decoder_;
 };
 
-// Whether the validation with this number, from 0 on, prints a sample. The one before the first step does not.
+// True: the validation with this number, from 0 on, prints a sample. The one before the first step does not.
 inline bool samples_at(const TrainOptions& o, int64_t validation, int64_t step) {
     return o.sample_every > 0 && validation % o.sample_every == 0 && step > 0;
 }
-// Whether a run that begins with this step, after so many validations, prints any.
+// True: a run that begins with this step, after so many validations, prints any.
 bool draws_samples(const TrainOptions&, int64_t first_step = 1, int64_t validations = 0);
 
 }  // namespace rz

@@ -69,7 +69,7 @@ void save_last(Trainer& t, int64_t step, bool reports_due) {
     if (t.health.end()->saves && t.saver) save(t, step, reports_due);
 }
 
-// Whether the state after `step` is good: known only now, where steps are reported one late.
+// True: the state after `step` is good: known only now, where steps are reported one late.
 static bool is_good(Trainer& t, bool reports_due) {
     t.metrics->flush();
     t.log->complete_rows();

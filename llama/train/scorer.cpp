@@ -30,7 +30,7 @@ Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, Pl
       multiple_(multiple),
       buffers_(device, B, T / cp.size) {}
 
-// Where this rank's tokens are among the rows x T of a batch, in the order in which it holds them.
+// Places of this rank's tokens among the rows x T of a batch, in the order in which it holds them.
 std::vector<int64_t> Scorer::own_places(int64_t rows, int64_t T) const {
     std::vector<int64_t> places;
     const int64_t chunks = cp_.size > 1 ? 2 * cp_.size : 1, length = T / chunks;
@@ -46,7 +46,7 @@ std::vector<Score> Scorer::run(const Batch& b, const std::vector<const ScoreItem
     const bool cuts = cp_.size > 1;
     const int64_t rows = cuts || multiple_ > 1 ? B_ : int64_t(b.end - b.first);
     const int64_t T = cuts ? T_ : round_up(b.T, multiple_ / std::gcd(B_, multiple_));  // at most T_
-    // What follows an item in its row is seen by none of its tokens.
+    // Tokens after an item in its row are seen by none of its tokens.
     std::vector<int32_t> whole(size_t(2 * rows * T), 0);
     std::fill(whole.begin() + rows * T, whole.end(), kIgnoreTarget);
     for (size_t i = b.first; i < b.end; ++i) {
@@ -120,7 +120,7 @@ std::vector<Score> Scorer::score(const std::vector<const ScoreItem*>& items) {
         if (mine >= batches.size() || !mine_count) continue;
         for (size_t i = b.first; i < b.end; ++i) own[order[i]] = scores[i - b.first], scored[order[i]] = true;
     }
-    // What the ranks that cut a sequence have of it is added in their order.
+    // Scores of the ranks that cut a sequence are added in their order.
     std::vector<Score> out(items.size(), {.log_p = 0, .greedy = true});
     for (int part = 0; part < cp_.size; ++part) {
         std::vector<uint64_t> sums(2 * items.size(), 0);  // each item's: the bits of log p; 2 if scored, 1 if greedy

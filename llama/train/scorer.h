@@ -35,7 +35,7 @@ class Scorer {
         size_t first, end;  // of the sorted items
         int64_t T;
     };
-    // Of this rank's tokens; 0 and greedy where it has none.
+    // Scores of this rank's tokens; 0 and greedy where it has none.
     std::vector<Score> run(const Batch&, const std::vector<const ScoreItem*>& sorted);
     std::vector<int64_t> own_places(int64_t rows, int64_t T) const;
 

@@ -1,5 +1,5 @@
 #pragma once
-// What may make a rank slow, as far as it can be known from here: the clock and the memory errors of its GPU (NVML's,
+// Causes of a slow rank, as far as they can be known from here: the clock and the memory errors of its GPU (NVML's,
 // where its library is), pages that had to come from disk, the load of its host.
 
 #include <cstdint>

@@ -103,7 +103,7 @@ void name_end_tokens(ModelConfig& config, const DataPaths& paths) {
             config.eos.push_back(id);
 }
 
-// What is different in the tokenizers of two places; nothing, with a line for the user, if that can't be known.
+// The difference between the tokenizers of two places; nothing, with a line for the user, if that can't be known.
 static std::string tokenizer_difference(const std::string& data, const std::string& model, bool larger) try {
     return Tokenizer::load(data).difference(Tokenizer::load(model), larger);
 } catch (const Error& error) {
@@ -111,7 +111,7 @@ static std::string tokenizer_difference(const std::string& data, const std::stri
     return "";
 }
 
-// What can't be read is known at the start, not when the model is to write.
+// A tokenizer that can't be read is known at the start, not when the model is to write.
 static void try_tokenizer(const TrainOptions& o, const std::string& path) try {
     Tokenizer::load(path);
 } catch (const Error& error) {

@@ -25,7 +25,7 @@ class Statistics : public UpdateWatcher {
     void begin();
     BlockWatch watch() const;
     void end(int64_t step);
-    // Of the step that end() was called for; two can be under way. The gradient's norm is that before clipping, of the
+    // Reports the step that end() was called for; two can be under way. The gradient's norm is before clipping, of the
     // unscaled gradient. JSON: {"tensors":{"NAME":{"grad_norm":..,"norm":..,"update_ratio":..},..},
     // "blocks":[{"residual_rms":..,"largest_logit":..},..]}, on rank 0; null: not a number, or infinite.
     std::string report(int64_t step, Process& process, double loss_scale, int64_t tokens) const;

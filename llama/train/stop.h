@@ -21,7 +21,7 @@ enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limi
 // passes it on, and to the ranks.
 void install_stop_signals();
 
-// What this rank has been asked by signal, and forgetting it (tests).
+// This rank's request by signal, and forgetting it (tests).
 StopCause stop_signal();
 void forget_stop_signal();
 
@@ -35,7 +35,7 @@ class TimeLimit {
     // which is a time of day: what is left until then is measured once, at `wall`. Setting the clock changes neither.
     TimeLimit(double seconds, double started, double wall);
 
-    // Whether saving has to begin after this step: the next step and twice the last save must still fit.
+    // True: saving has to begin after this step: the next step and twice the last save must still fit.
     bool reached(double save_seconds, double step_seconds) const;
     bool reached(double save_seconds, double step_seconds, double now) const;
     double end() const { return end_; }  // 0: none

@@ -1,5 +1,5 @@
 #pragma once
-// What a rank sends in a step, by axis, to the byte. The formulas stand here alone, for readers and for
+// Bytes that a rank sends in a step, by axis. The formulas stand here alone, for readers and for
 // `train_llama plan --help`; traffic.cpp computes them from the same program that the step runs, and tests compare the
 // collectives' own counts with them.
 
@@ -45,7 +45,7 @@ struct Traffic {
     int64_t total() const { return tp + cp + pp + data + replicate + model; }
 };
 
-// Of a step of training; of the ranks of core's mesh, this one.
+// Traffic of a step of training; of the ranks of core's mesh, this one's.
 Traffic step_traffic(const TrainingCore& core);
 
 }  // namespace rz

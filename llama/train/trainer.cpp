@@ -240,7 +240,7 @@ static std::string planned_memory(const Trainer& t) {
     return why.empty() ? text : text + "  ? is not planned: " + why.substr(0, why.find('\n')) + "\n";
 }
 
-// What this rank will take of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned;
+// Bytes that this rank takes of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned;
 // one that would be refused is refused here.
 static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, Place world) {
     try {
@@ -308,7 +308,7 @@ static void announce_steps(Trainer& t) {
         log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
 }
 
-// What ZeRO-2 and 3 save in a pipeline, what that costs, and which flag gives one rank's bits.
+// Says what ZeRO-2 and 3 save in a pipeline, what that costs, and which flag gives one rank's bits.
 static void announce_reduction(const TrainOptions& o, const TrainingCore& core, Log& log) {
     const UnitLayout& last = core.table.held_units().back();
     const std::string whole = human_bytes((last.offset + last.padded) * size_of(o.grad_dtype));
@@ -323,7 +323,7 @@ static void announce_reduction(const TrainOptions& o, const TrainingCore& core, 
             o.zero == 3 && o.pp_gather == GatherFor::op ? " --pp-gather step" : ""));
 }
 
-// What the run is, in the log's first lines.
+// Describes the run in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const TrainOptions& o = t.options;
     const TrainingCore& core = *t.core;
@@ -441,7 +441,7 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     files->join();
 }
 
-// Where the run is in its data and its schedule.
+// Puts the run at its place in its data and its schedule.
 void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note) {
     const TrainOptions& o = options;
     const Manifest& m = start.resumed;
@@ -611,7 +611,7 @@ static void check_replicas(Trainer& t, int64_t step) {
     if (!difference.empty()) t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
 }
 
-// Of the messages since the last comparison. A step that is saved is compared before.
+// Checks the messages since the last comparison. A step that is saved is compared before.
 static void check_wire(Trainer& t, int64_t step) {
     const int64_t every = t.options.check_wire;
     if (every == 0 || (step % every != 0 && step != t.options.steps && !t.saves(step))) return;

@@ -26,7 +26,7 @@
 
 namespace rz {
 
-// What a run was when it began here: fresh, or as a checkpoint has it.
+// State of a run when it began here: fresh, or as a checkpoint has it.
 struct RunStart {
     std::string run_id;  // of this start
     Manifest resumed;    // all zero if the run began
@@ -81,7 +81,7 @@ struct Trainer {
 
     int64_t step = 0;  // that is being enqueued
 
-    // Of the mean over the targets of the whole update, however micro-batches and ranks share them; of none it is 0.
+    // 1 / number of targets in the update, over all ranks and micro-batches; 0 if there are none.
     float grad_scale() const {
         const int64_t targets = batches->targets_of(step);
         return targets > 0 ? 1.0f / float(targets) : 0.0f;
@@ -115,10 +115,10 @@ struct Trainer {
 
 // Sequences of a validation set that each validation takes.
 int64_t validation_sequences(const Trainer&, size_t set);
-// What --mllog says of the run before it is timed.
+// Settings that --mllog writes before the run is timed.
 std::vector<std::pair<std::string, std::string>> mlperf_settings(const Trainer&);
 
-// What the options say of the parts below, on devices of this kind.
+// Settings of the parts below by the options, on devices of this kind.
 StepMessages step_messages(const TrainOptions&);
 MeshOptions mesh_options(const TrainOptions&);
 CoreOptions core_options(const TrainOptions&, Device, const Mesh&);
@@ -156,7 +156,7 @@ void save_last(Trainer&, int64_t step, bool reports_due);
 // checkpoint that it resumed from, and a checkpoint of another run becomes one of its own.
 void keep_request(Trainer&);
 void open_saves(Trainer&);
-// Whether the run ends after this step, the same on all ranks; saved then, if it is good.
+// True: the run ends after this step, the same on all ranks; saved then, if it is good.
 bool ends(Trainer&, int64_t step);
 
 // How a run ended: the program's exit code and, if it is rolled back, the checkpoint to start again from.
@@ -167,9 +167,9 @@ struct RunEnd {
 // Reports what is outstanding and, unless the run was stopped, saves the final weights.
 RunEnd finish(Trainer&);
 
-// What the next checkpoint says of the run after `step`.
+// The next checkpoint's manifest of the run after `step`.
 Manifest manifest_at(const Trainer&, int64_t step);
-// What goes back where the numbers went bad at step `from`; nothing, with the reason in health, if that can't be.
+// Plans the way back where the numbers went bad at step `from`; nothing, with the reason in health, if that can't be.
 std::optional<ResumePoint> plan_rollback(Trainer&, int64_t from);
 
 // Shows the model that the options describe: every tensor, and bytes by kind. Needs no device and allocates nothing.

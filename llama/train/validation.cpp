@@ -83,7 +83,7 @@ static void reach_target(Trainer& t, int64_t step, double loss) {
     t.options.steps = step;
 }
 
-// Of a mix: each set gets tokens by its share, and the loss is the mean by shares.
+// Validates. In a mix each set gets tokens by its share, and the loss is the mean by shares.
 void validate(Trainer& t, int64_t step) {
     const std::vector<DataSources::Validation>& sets = t.sources.val;
     if (sets.empty()) return;

@@ -1,4 +1,4 @@
-// Where members of an NCCL communicator map each other's windows: NVIDIA's function for kernels, as nvcc compiles it,
+// Addresses of each other's windows in an NCCL communicator: NVIDIA's function for kernels, as nvcc compiles it,
 // on the window's record. A rank for each GPU; on the models of CUDA and NCCL three.
 
 #include "comm/nccl_window.h"

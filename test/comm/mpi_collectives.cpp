@@ -186,7 +186,7 @@ std::vector<char> all_gather(Collectives& how, Stream& stream, const Case& c) {
     return out.get(stream);
 }
 
-// What a plain loop gives; exact values only.
+// The plain loop's result; exact values only.
 std::vector<float> expected_sum(const Case& c, int size) {
     std::vector<float> sum(static_cast<size_t>(c.offsets.back()), 0.0f);
     for (int r = 0; r < size; ++r)

@@ -1,5 +1,5 @@
 #pragma once
-// What every test under mpirun needs: the job it is part of, and values whose sums are exact.
+// Shared by every test under mpirun: the job it is part of, and values whose sums are exact.
 
 #include <gtest/gtest.h>
 

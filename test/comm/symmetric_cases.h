@@ -1,5 +1,5 @@
 #pragma once
-// What symmetric collectives must give, for ranks of any kind: the bits of `direct`, in memory of their own and in
+// Symmetric collectives must give, for ranks of any kind: the bits of `direct`, in memory of their own and in
 // memory that the ranks map.
 
 #include <gtest/gtest.h>
@@ -134,7 +134,7 @@ inline void compare_with_direct(Collectives& symmetric, Collectives& direct, Str
     stream.synchronize();
 }
 
-// What its owner writes of memory that all have in common is there for all after a gather, without a copy.
+// After a gather all see what its owner wrote into memory that all have in common, without a copy.
 inline void gather_in_common_memory(Collectives& symmetric, Stream& stream) {
     const int rank = symmetric.rank(), size = symmetric.size();
     const std::vector<int64_t> offsets = even_offsets(5000, size);

@@ -80,7 +80,7 @@ TEST_P(LoopbackTest, RingAndDirectSumExactly) {
     });
 }
 
-// What ZeRO does: gradients of unit after unit are made on one stream and reduced on another while the next unit is
+// As ZeRO does it: gradients of unit after unit are made on one stream and reduced on another while the next unit is
 // computed; a unit's buffer is used again once its reduction is over.
 TEST_P(LoopbackTest, ReductionsOverlapComputeThroughEvents) {
     const int N = GetParam();
@@ -545,7 +545,7 @@ TEST(Watch, AWatchdogThatHangsIsFoundByTheGuard) {
     release.set_value();
 }
 
-// Of an operation that ends 20 ms after compute began to wait for it, 20 ms are exposed, and not what went before. Each
+// An operation ends 20 ms after compute began to wait for it: 20 ms are exposed, and not what went before. Each
 // part waits for the other's state, and no bound depends on when a thread gets a core.
 TEST(Meter, ExposedTimeIsWhatComputeStandsStill) {
     CommMeter meter;

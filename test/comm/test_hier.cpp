@@ -13,7 +13,7 @@
 namespace rz {
 namespace {
 
-// Of many magnitudes: nearly every sum of three rounds, and another order gives other bits.
+// Values of many magnitudes: nearly every sum of three rounds, and another order gives other bits.
 float rough(int rank, int64_t i) {
     uint64_t x = (uint64_t(rank) << 40 | uint64_t(i)) * 0x9e3779b97f4a7c15u;
     x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;

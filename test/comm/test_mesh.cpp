@@ -200,7 +200,7 @@ TEST(MeshOfThreads, OneLanePutsAllLinksOnTheMeshesStream) {
     });
 }
 
-// Of H200, A100, L4 and the emulated GPU: what can be under way at once stays within a quarter of the GPU, or is one
+// On H200, A100, L4 and the emulated GPU: what can be under way at once stays within a quarter of the GPU, or is one
 // thread block each.
 TEST(NcclBlocks, LanesAndGroupsTogetherStayWithinAQuarter) {
     for (const int multiprocessors : {132, 108, 58, 4})
@@ -246,7 +246,7 @@ TEST(NcclMemory, PairsHaveBuffersOnEachChannel) {
     EXPECT_EQ(bytes(2, 1, 0), 32 * kSends) << "a link of a pipeline, where it begins";
     EXPECT_EQ(bytes(8, 7, 7, 0, {.nvlink = false}), 7 * 2 * kBoth);
     EXPECT_EQ(bytes(8, 7, 7, 0, {.buffer = 8 << 20}), 7 * 32 * (kBoth + (4 << 20)));
-    // Of 8 on the node and 2 beyond it: channels of a pair of the node.
+    // Channels of a pair of the node, with 8 on the node and 2 beyond it.
     const auto channels = [&](int size, const NcclModel& nccl = {}) {
         return (bytes(size, 10, 10, 0, nccl) - 2 * 16 * kNet) / (8 * kBoth);
     };
@@ -356,7 +356,7 @@ TEST(RoomForCommunication, AContextHasItAsLongAsTheMesh) {
     EXPECT_NE(context.beside.next_tile, nullptr) << "one GPU draws too: its tiles are balanced so";
 }
 
-// What is asked for before there is a GPU to ask (the plan), and by the mesh of a run.
+// Asked for before there is a GPU to ask (the plan), and by the mesh of a run.
 TEST(RoomForCommunication, IsRefusedWhereItCannotBeMet) {
     const Grid data(4, {}), staged(4, {.pp = 2});
     const auto refusal = [](int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) -> std::string {

@@ -45,7 +45,7 @@ TEST(ProcessOfAThread, AgreesThroughTheSameControlPlane) {
     });
 }
 
-// Of every call, on numbers of ranks that are powers of two and not: the result, and at most ceil(log2 N) messages of a
+// Every call, on numbers of ranks that are powers of two and not: the result, and at most ceil(log2 N) messages of a
 // rank, twice that where lengths go first.
 TEST(ProcessOfAThread, ControlPlaneSendsLogarithmicallyManyMessages) {
     for (const int ranks : {2, 3, 8, 13}) {

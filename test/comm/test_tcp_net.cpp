@@ -414,7 +414,7 @@ TEST_F(TcpNetTest, TenThousandConnectionsKeepNobodyOut) {
     EXPECT_GE(came, 1000);
 }
 
-// Who listens in rank 0's place, and does not know the secret, learns nothing and starts nothing.
+// A listener in rank 0's place that does not know the secret learns nothing and starts nothing.
 TEST_F(TcpNetTest, AFalseRankZeroIsNotBelieved) {
     const Launch honest = launch(1, 2);
     given_ = false;

@@ -12,7 +12,7 @@ namespace {
 
 enum class Op { reduce_scatter, all_gather, all_reduce };
 
-// Of `bytes` in fp32 on every rank, each of which has a slice; only time passes.
+// Time for `bytes` in fp32 on every rank, each of which has a slice; only time passes.
 Ticks time_of(const NetMachine& machine, int ranks, Algorithm algorithm, Op op, int64_t bytes,
               CollectiveOptions options = {}, VirtualNet** kept = nullptr) {
     static std::unique_ptr<VirtualNet> net;
@@ -78,7 +78,7 @@ TEST(VirtualNet, TwoLevelsInSequenceTakeTheirFormulaToTheTick) {
     EXPECT_EQ(time_of(m, P * L, Algorithm::hier, Op::all_gather, S, whole), row + across);
 }
 
-// What must leave a node through its cards leaves through them once, each card with as much.
+// Bytes that must leave a node through its cards leave through them once, each card with as much.
 TEST(VirtualNet, TheBusiestCardCarriesTheBytesOfTheBound) {
     constexpr int64_t S = 64 << 20;
     for (const int64_t step : {int64_t(1) << 20, int64_t(1) << 40}) {

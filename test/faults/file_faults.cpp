@@ -272,7 +272,7 @@ Fate file_call(const char* operation, const char* path, const char* other = null
     return fate;
 }
 
-// Whether this is the part of the program whose allocations and threads count.
+// True: this is the part of the program whose allocations and threads count.
 bool in_part() { return settings.before_main ? ready && !in_main : in_main.load(); }
 
 bool memory_fails(const char* operation) {
@@ -330,7 +330,7 @@ void record(const char* operation, const char* path, const char* other = "-", lo
     errno = saved;
 }
 
-// What names this boot of the host, where FAULT_HOST gives another; -1: nothing else than what is there.
+// File that names this boot of the host, where FAULT_HOST gives another; -1: nothing else than what is there.
 int boot_id_file(const char* path) {
     if (!ready || !settings.host || !path || strcmp(path, "/proc/sys/kernel/random/boot_id") != 0) return -1;
     const int fd = int(syscall(SYS_memfd_create, "boot_id", 0u));

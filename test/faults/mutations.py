@@ -251,7 +251,7 @@ class Mutations:
             return "" if re.search(r"\w+ \w+", done.output) else "no message"
         if kind != "resume" or all_faults.weights(target) == self.setting.reference:
             return ""
-        # Where the checkpoint's own words for people or a skipped check allow other weights, that is said.
+        # The checkpoint's own words for people or a skipped check allow other weights, and that is said.
         return "" if "changed  " in done.output or "began" in done.output else "resumed to other weights"
 
 

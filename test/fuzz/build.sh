@@ -8,7 +8,7 @@ flags=(-std=c++20 -g -O1 -fsanitize=address -fsanitize=undefined -fsanitize=fuzz
 echo '_Float16 x;' | "$compiler" -x c++ -fsyntax-only - 2> /dev/null || flags+=(-mf16c -D_Float16=__fp16)
 out=build/fuzz
 mkdir -p $out
-# What the readers need, and what that needs: the linker takes its part of the archive.
+# Sources of the readers, and what they need: the linker takes its part of the archive.
 sources=(llama/base/*.cpp llama/tokenizer/*.cpp llama/data/*.cpp llama/model/{config,presets,hf,param_table}.cpp
   llama/checkpoint/manifest.cpp kernels/runtime/{check,dtype}.cpp)
 objects=()

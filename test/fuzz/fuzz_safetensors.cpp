@@ -9,7 +9,7 @@
 
 namespace {
 
-// What an accepted header promises, checked by its own arithmetic; the ends of every weight tensor are read and
+// Promises of an accepted header, checked by its own arithmetic; the ends of every weight tensor are read and
 // converted.
 void check_accepted(const rz::SafetensorsHeader& header, const std::string& file) {
     int64_t end = 0;

@@ -53,7 +53,7 @@ struct Problem {
     }
 };
 
-// What a kernel rounds, relative to the value: p, where o and dv sum it; ds in all; o before delta = rowsum(d_o o).
+// Roundings of a kernel, relative to the value: p, where o and dv sum it; ds in all; o before delta = rowsum(d_o o).
 // `slack`: exponentials, and sums in fp32.
 struct Rounding {
     double p, ds, o, slack = std::ldexp(1.0, -14);

@@ -21,7 +21,7 @@ inline int compute_capability() {
     return 10 * major + minor;
 }
 
-// What a sum of K fp8 products, each at most `largest`, may be off. The emulator adds in fp32, in another order.
+// Error that a sum of K fp8 products, each at most `largest`, may have. The emulator adds in fp32, in another order.
 // Hopper's tensor cores shift the products of an instruction to the exponent of the largest and keep 13 bits below it
 // (DeepSeek-V3, section 3.3.2; seen on an H200): each product may lose 2^-13 of the largest.
 inline double fp8_sum_error(int64_t K, double largest) {

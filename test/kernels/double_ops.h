@@ -211,7 +211,7 @@ struct PackedAttention {
         return o;
     }
 
-    // What a relative error of every probability, every dS term and every stored o would add up to, per element of o
+    // Effect of a relative error of every probability, every dS term and every stored o, added up per element of o
     // and of dqkv: the scale of rounding errors. Multiply by the size of one rounding.
     Doubles forward_scale(const Doubles& qkv) const {
         Doubles magnitudes = qkv;

@@ -116,7 +116,7 @@ class Attention : public testing::TestWithParam<Case> {
 };
 
 // o is an average of values below 5, weighted by p. Scores (about 1, D roundings) and exponentials are within 2^-18.
-// Where p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the
+// If p is rounded to dtype for the tensor cores, each weight moves by at most `rounding` of itself and so the
 // average by at most `rounding` of the average of |v|, about 1; twice that is allowed. Then one rounding of o.
 void Attention::check_forward(AttentionKernels fastest) {
     Case c = GetParam();
@@ -133,7 +133,7 @@ bool wgmma_covers(const Case& c) {
 
 TEST_P(Attention, ForwardMatchesCpu) { check_forward(); }
 
-// What older devices run where the test above has used wgmma
+// Older devices run this where the test above has used wgmma
 TEST_P(Attention, ForwardWithoutWgmmaMatchesCpu) {
     const Case c = GetParam();
     if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";

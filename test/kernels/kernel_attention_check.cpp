@@ -1,4 +1,4 @@
-// What a run compares at its start (kernels/attention/attention_check.h): right kernels pass, wrong numbers and devices
+// The check at a run's start (kernels/attention/attention_check.h): right kernels pass, wrong numbers and devices
 // that the program has no code for are refused.
 
 #include <gtest/gtest.h>

@@ -109,7 +109,7 @@ TEST(Fp8Gemm, AlgorithmsAreMeasuredWrittenAndRead) {
     std::filesystem::remove(path + ".lock");
 }
 
-// What quantise leaves where the tensor was not finite.
+// quantise leaves this where the tensor was not finite.
 TEST(Fp8Gemm, AnInverseThatIsNoNumberReachesEveryElement) {
     const Case c{16, 16, 32, Fp8::e5m2, Fp8::e4m3, 0, DType::bf16};
     for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {

@@ -69,7 +69,7 @@ TEST(GemmLimits, BetaZeroIgnoresC) {
     compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
 }
 
-// What is added gives the same bits in C and apart from it; neither changes.
+// An added tensor gives the same bits in C and apart from it; neither changes.
 TEST(GemmLimits, AddedApartItHasTheBitsOfC) {
     for (const DType t : {DType::f32, half()}) {
         const Data a = normal(70 * 40, t, 1), b = normal(40 * 90, t, 2), old = normal(70 * 90, t, 3);

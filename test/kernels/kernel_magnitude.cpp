@@ -128,7 +128,7 @@ TEST(Magnitude, OfAnAttentionsOutput) {
             }
 }
 
-// What stands in the slot is kept where it is larger; a NaN is above all numbers (a maximum by comparison drops it).
+// The slot keeps its value where it is larger; a NaN is above all numbers (a maximum by comparison drops it).
 TEST(Magnitude, JoinsWhatIsThereAndSeesNaN) {
     const auto op = [](float before, float bad) {
         return [=](KernelRun& run) {

@@ -19,7 +19,7 @@ class QkNormTest : public testing::TestWithParam<Case> {
     const int64_t all = (c.heads + c.kv_heads) * c.D, row = all + c.gap;
     const int64_t gains = c.ranks > 0 ? c.heads + c.kv_heads : 2;
 
-    // What ranks of all heads have summed: near `each` for each element
+    // Sums of the ranks over all heads: near `each` for each element
     const float* sums(KernelRun& run, float each, uint64_t seed) const {
         Data v = normal(c.ranks * c.N * 2, DType::f32, seed, 0.2f * each, each);
         for (int64_t i = 0; i < v.size(); ++i) v.set(i, float(v.at(i) * double((i % 2 ? c.kv_heads : c.heads) * c.D)));

@@ -144,7 +144,7 @@ TEST(RmsnormParts, DwOfManyMatchesCpu) {
     }
 }
 #ifdef SIMT_EMU
-// Of the emulated GPU's four multiprocessors: each works on 16 parts at a time, four in a block.
+// The emulated GPU has four multiprocessors: each works on 16 parts at a time, four in a block.
 TEST(RmsnormBesideCommunication, TakesTheOtherMultiprocessors) {
     const auto blocks = [](int left_free) {
         RankContext context;

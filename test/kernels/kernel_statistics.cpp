@@ -1,4 +1,4 @@
-// What --stats-every counts: the CUDA kernels against the CPU ops, and those against plain double loops.
+// Statistics of --stats-every: the CUDA kernels against the CPU ops, and those against plain double loops.
 #include "kernels/statistics.h"
 #include "test/kernels/kernel_test.h"
 

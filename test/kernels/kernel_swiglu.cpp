@@ -75,7 +75,7 @@ TEST(SwigluLimits, LargeGatesMatchCpu) {
             a.N = 1, a.F = 8, a.dtype = t;
             swiglu_backward(run.stream(), a);
         };
-        // Where sigmoid(gate) vanishes the device flushes it to zero and the CPU stops at e^-88.3 = 4.5e-39, its
+        // If sigmoid(gate) vanishes the device flushes it to zero and the CPU stops at e^-88.3 = 4.5e-39, its
         // exponential's bound: times a gate of 1e4 that is 4.5e-35.
         compare_on_devices(op,
                            {{"dgate_up", {ulp(t) + kRelative * 16, 5e-35}}, {"h", {ulp(t) + kRelative * 16, 5e-35}}});

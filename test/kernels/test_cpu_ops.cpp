@@ -33,7 +33,7 @@ INSTANTIATE_TEST_SUITE_P(Simd, CpuOps, testing::ValuesIn(simd_levels()),
 
 // ---- the same bits for any number of threads ------------------------------------------------------------------------
 
-// What `op` returns must not change with the number of OpenMP threads; more of them than cores come into it too.
+// The result of `op` must not change with the number of OpenMP threads; more of them than cores come into it too.
 void expect_same_bits(const char* what, const std::function<std::string()>& op) {
     const int before = omp_get_max_threads();
     omp_set_num_threads(1);

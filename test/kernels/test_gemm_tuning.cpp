@@ -63,7 +63,7 @@ TEST_F(GemmCacheTest, DamagedLinesArePassedOver) {
         set_text(good.substr(0, i));
         EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty()) << "cut at " << i;
     }
-    // What stands around it does not hide the good line, and goes when the file is written again.
+    // Damage around it does not hide the good line, and goes when the file is written again.
     set_text("damaged\n\t\t\t\n" + std::string(100000, 'x') + "\n" + std::string("\0\0\n", 3) + good +
              "no end of line");
     EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});

@@ -1,4 +1,4 @@
-// What a stream's failure does: nothing that failed work would have made is read, here or on a stream that waits.
+// A failed stream: nothing that failed work would have made is read, here or on a stream that waits.
 #include <gtest/gtest.h>
 
 #include <functional>

@@ -1,5 +1,5 @@
 #pragma once
-// What several tests of this room need. Its tests are compiled several at a time, so each names its own differently.
+// Shared by tests of this room. Its tests are compiled several at a time, so each names its own differently.
 
 #include <stdlib.h>
 
@@ -27,7 +27,7 @@ struct TempFolder {
     std::string path = "/tmp/ringzero-test-XXXXXX";
 };
 
-// What f is refused with; "" if it is not.
+// The refusal of f; "" if it is not refused.
 template <class F>
 std::string error_of(F&& f) {
     try {
@@ -38,7 +38,7 @@ std::string error_of(F&& f) {
     }
 }
 
-// Of a golden file.
+// A tensor of a golden file.
 inline std::vector<float> stored(const Safetensors& file, const std::string& name) {
     const StoredTensor* t = file.find(name);
     require(t != nullptr, "%s is not in %s", name.c_str(), file.path().c_str());

@@ -67,7 +67,7 @@ struct Layout {
     float grad_scale() const {
         return 1.0f / float(B * T * (scale_micro_batches ? scale_micro_batches : micro_batches));
     }
-    // Of a dp rank's share of B sequences of a micro-batch.
+    // First sequence of a dp rank's share of B sequences of a micro-batch.
     int64_t first_sequence(int step, int64_t micro_batch, int64_t share, Place dp) const {
         return halves ? ((step * dp.size + dp.rank) * micro_batches + micro_batch) * share
                       : (step * micro_batches + first_micro_batch + micro_batch) * B + dp.rank * share;
@@ -162,7 +162,7 @@ inline std::vector<int64_t> bytes_sent(const Mesh& mesh) {
     return {mesh.tp().transport().bytes_sent(), data, mesh.model().transport().bytes_sent(), mesh.bytes_sent()};
 }
 
-// Of one rank without shards.
+// For one rank without shards.
 inline void copy_embedding_to_head(TrainingCore& core) {
     const Tensor &head = core.table.head(), &embedding = core.table.embedding();
     const auto at = [&](const Tensor& t) {
@@ -285,7 +285,7 @@ struct OwnGemm {
     ~OwnGemm() { set_gemm_cpu_uses_library(library); }
 };
 
-// What a layout may differ from one rank's, in fp32 over ten steps.
+// A layout may differ so much from one rank's, in fp32 over ten steps.
 inline void expect_close(const Outcome& got, const Outcome& want, double sum_of_rates) {
     for (size_t s = 0; s < want.losses.size(); ++s) {
         EXPECT_NEAR(got.losses[s], want.losses[s], 1e-5 * want.losses[s]) << "step " << s + 1;

@@ -5,7 +5,7 @@ LINEAR, GATHER, LAYER = "llama/model/linear_fp8.cpp", "zero/fp8_gather.cpp", "ll
 STAGE = "llama/model/stage.cpp"
 OPTIMIZER, OFFLOAD = "zero/optimizer.cpp", "zero/offload.cpp"
 
-# What is compiled again because it includes a planted header: sources, and tests that read the header themselves.
+# Compiled again because they include a planted header: sources, and tests that read the header themselves.
 INCLUDERS = {
     "kernels/magnitude.h": [QUANTISE, "kernels/rmsnorm.cpp", "kernels/swiglu.cpp", "kernels/attention/attention.cpp"],
     "kernels/fp8/quantise.h": [QUANTISE, "kernels/fp8/fold_scales.cpp"],

@@ -1,4 +1,4 @@
-// What other architectures have beside a LLaMA, on every kind of layout.
+// Parts of other architectures beside a LLaMA's, on every kind of layout.
 
 #include "test/llama/layout_runs.h"
 

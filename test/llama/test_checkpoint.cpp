@@ -594,7 +594,7 @@ TEST(Finite, FindsTheFirstInEveryTypeAndPlace) {
         }
 }
 
-// What can't be written leaves the one before, and nothing half done; the next save works again.
+// A save that can't be written leaves the one before, and nothing half done; the next save works again.
 TEST(Checkpoint, AFileSizeLimitLeavesTheOneBefore) {
     Saved saved(DType::f32);
     ASSERT_NE(saved.save(5), "");

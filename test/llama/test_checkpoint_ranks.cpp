@@ -30,7 +30,7 @@ ModelConfig wide() {  // blocks of 832 times 256 elements: 512 ranks own one or 
 
 float content(int64_t logical, int array) { return float((logical * 7 + array * 13) % 1009 - 500) / 64; }
 
-// What the kernel counts for this process.
+// The kernel's counts for this process.
 struct KernelCounts {
     int64_t read = 0, written = 0, reads = 0, writes = 0;
     static KernelCounts now() {
@@ -55,7 +55,7 @@ struct Counts {  // the most of any rank
 
 void raise_to(int64_t& most, int64_t value) { most = std::max(most, value); }
 
-// Of one rank: saves, clears its state, loads.
+// One rank saves, clears its state, loads.
 void save_and_load(Process& process, VirtualNet& net, const std::string& folder, Counts& counts) {
     const int rank = process.rank();
     const Device device = net.device(rank);

@@ -258,7 +258,7 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
         EXPECT_TRUE(contains(text, name) && contains(text, format("\"%s\"", type))) << text;
         EXPECT_EQ(differences(c, config_from_json(text, "again"), "once", "again"), "");
     }
-    // What transformers takes where a file does not say
+    // transformers takes these where a file does not say
     const ModelConfig qwen3 = read_as("qwen3", R"("num_key_value_heads":null)"), smollm3 = read_as("smollm3", ""),
                       olmo2 = read_as("olmo2", "");
     EXPECT_EQ(qwen3.head_dim, 128);

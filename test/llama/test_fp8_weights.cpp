@@ -1,4 +1,4 @@
-// What is kept of weights in fp8 from one change of the parameters to the next (llama/model/fp8_weights.h): nothing is
+// Weights kept in fp8 from one change of the parameters to the next (llama/model/fp8_weights.h): nothing is
 // made twice, and nothing older than the parameters is used.
 
 #include <gtest/gtest.h>

@@ -134,7 +134,7 @@ void collect(const ParamTable& table, const Zero& zero, Values& into) {
         });
 }
 
-// What each holder has after `fill`, over three ranks of ZeRO 3 and alone, is what a rank with the whole table has.
+// Each holder's part after `fill`, over three ranks of ZeRO 3 and alone, is what a rank with the whole table has.
 template <class Fill>
 void expect_as_whole(const Fill& fill) {
     const ModelConfig config = zero_case::toy(false);

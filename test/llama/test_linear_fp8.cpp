@@ -46,7 +46,7 @@ struct Snr {
     double y, dx, dw;
 };
 
-// Of the three products. The operands' magnitudes lie far apart, so a scale that belongs to another operand, is
+// SNR of the three products. The operands' magnitudes lie far apart, so a scale that belongs to another operand, is
 // inverted, or was left over from another tensor shows at once. `outlier`: what the first row of x and dy is
 // multiplied by.
 Snr products(Fp8Recipe recipe, int64_t N, int64_t in, int64_t out, float outlier = 1) {
@@ -118,7 +118,7 @@ TEST(LinearFp8, TilesKeepAnOutlierToItself) {
     }
 }
 
-// What each product is, seen by a device that runs nothing: gradients in e5m2, never two of them, and fast sums in the
+// Types of each product, seen by a device that runs nothing: gradients in e5m2, never two of them, and fast sums in the
 // forward product alone.
 TEST(LinearFp8, FastSumsAndTypesAreThoseOfEachProduct) {
     RankContext context;
@@ -316,7 +316,7 @@ TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
     }
 }
 
-// Of a block's activations the two norms are kept as codes: one byte instead of two, and 16 bytes for each scale.
+// The two norms of a block's activations are kept as codes: one byte instead of two, and 16 bytes for each scale.
 TEST(Fp8Training, NormsAreKeptAsCodes) {
     const auto activations = [](Fp8Options fp8) {
         RankContext context;

@@ -1,4 +1,4 @@
-// What is asked for on the command line and can't be meant is refused, with exit code 2 and a message that says what to
+// Requests on the command line that can't be meant are refused, with exit code 2 and a message that says what to
 // do.
 
 #include <gtest/gtest.h>
@@ -610,7 +610,7 @@ TEST(Options, ThePageOfFlagsHasEveryOtherName) {
     EXPECT_EQ(rows, names) << "the page has a name that is none";
 }
 
-// What is printed by a command line that is answered at once.
+// Output of a command line that is answered at once.
 std::string answer(const std::vector<const char*>& words, int code = 0) {
     testing::internal::CaptureStdout();
     std::string said;

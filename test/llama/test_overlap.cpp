@@ -1,4 +1,4 @@
-// What hides behind compute and what does not, in exact virtual time: the ring of context parallelism, and the rows
+// Transfers that compute hides, and those it does not, in virtual time: the ring of context parallelism, and the rows
 // that weight gradients read with tensor parallelism. Each formula says which transfers compute stands still for.
 
 #include <gtest/gtest.h>
@@ -118,7 +118,7 @@ TEST(OverlapOfTheRing, WhereLinksAreSlowAttentionHidesBehindThem) {
 
 // ---- weight gradients -----------------------------------------------------------------------------------------------
 
-// Of `blocks` blocks whose input gradients are made. Each product takes `product`, each gather what comes back in
+// Time of `blocks` blocks whose input gradients are made. Each product takes `product`, each gather what comes back in
 // `gather`.
 Ticks weight_gradients(int blocks, bool overlap, Ticks product, Ticks& gather) {
     constexpr int64_t B = 1, T = 64;

@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Presets, EveryPreset,
                                          "smollm2-360m", "llama3.2-1b", "llama3.1-405b", "qwen2.5-0.5b", "qwen3-8b",
                                          "olmo2-1b"));
 
-// Of the table in zero/README.md.
+// The padding that equal slices add: unit_layout.h.
 TEST(ParamTable, PaddingForEqualSlicesIsWhatTheTableSays) {
     struct {
         const char* name;

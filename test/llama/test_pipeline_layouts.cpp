@@ -17,7 +17,7 @@ constexpr bool kSanitized = true;
 constexpr bool kSanitized = false;
 #endif
 constexpr int kSteps = kSanitized ? 2 : 10;  // the sanitizer looks at the order of accesses, and slots are used again
-// Of a test's cases.
+// Values of a test's cases.
 template <class T>
 std::vector<T> cases_of(std::initializer_list<T> all, std::initializer_list<T> sanitized) {
     return kSanitized ? sanitized : all;
@@ -54,7 +54,7 @@ TEST(PipelineBits, EveryScheduleHasTheBitsOfOneRank) {
         }
 }
 
-// Where the backward pass is in halves, the first one recomputes, and the other finds what it reads.
+// If the backward pass is in halves, the first one recomputes, and the other finds what it reads.
 TEST(PipelineBits, RecomputationBeforeEachHalfChangesNoBit) {
     Layout one = deep_layout(6);
     one.micro_batches = 6, one.zero.param_dtype = DType::bf16;

@@ -1,4 +1,4 @@
-// What a rank of a pipeline keeps and sends, by its ledger and its links' counters, against closed forms: activations
+// Memory and messages of a rank of a pipeline, by its ledger and its links' counters, against closed forms: activations
 // are slots times their bytes, links carry each tensor once, the data axis what ZeRO's table says for the rank's own
 // units. On the planned device, where a rank is built and run without the others.
 
@@ -62,7 +62,7 @@ struct PlannedStages {
 
 const Kind kKinds[] = {Kind::gpipe, Kind::f1b1, Kind::interleaved, Kind::zb_h1, Kind::zb_v, Kind::dualpipev};
 
-// Of one micro-batch: what forward keeps of a block until its input gradient, and what that leaves for the weight
+// Bytes of one micro-batch: what forward keeps of a block until its input gradient, and what that leaves for the weight
 // gradient: tensors of the width C, of the heads, of the FFN's two halves.
 int64_t block_forward(const ModelConfig& c, int64_t e) {
     const int64_t wide = 4 * c.dim + (c.heads + 2 * c.kv_heads) * c.head_dim + c.heads * c.head_dim + 2 * c.ffn;

@@ -72,7 +72,7 @@ TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
     const ModelConfig c = config();
     const int64_t kept = of(planned({"--recompute", "none"}), MemKind::activations),
                   again = of(planned({"--recompute", "block"}), MemKind::activations);
-    // Of one of the two blocks: all that a block keeps, but for the stream that enters it.
+    // Bytes of one of the two blocks: all that a block keeps, but for the stream that enters it.
     const int64_t N = 2 * 16, Q = (c.heads + 2 * c.kv_heads) * c.head_dim, H = c.heads * c.head_dim;
     const int64_t per_row = 3 * c.dim + Q + H + 2 * c.ffn;  // h1, mid, h2; qkv; o; gate_up
     EXPECT_NEAR(double(kept - again), double(4 * N * per_row), 4.0 * double(N) * 8 + 4096) << "lse, rstd, alignment";
@@ -260,7 +260,7 @@ TEST(Plan, ALargeRingWithFewOwnersTakesAsLongAsWithManyOfTheSameBytes) {
     EXPECT_EQ(stream.clock(), (N - 1) * (kLatency + 4 * kMean));
 }
 
-// Of two levels the first exchange is played message by message, and the next one of the same slices is told from it.
+// On two levels the first exchange is played message by message, and the next one of the same slices is told from it.
 TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
     Machine m;
     m.ranks_per_node = 8, m.link_gbs = 100, m.link_us = 2, m.card_gbs = 10, m.card_us = 5, m.cards = 8;
@@ -351,7 +351,7 @@ TEST(Plan, ARingLeavesOutChunksBeforeTheWindow) {
         EXPECT_EQ(calls(window), want * each) << window;
 }
 
-// Of tp 2 x pp 2 one rank of each stage is planned, and stands for its peer.
+// In tp 2 x pp 2 one rank of each stage is planned, and stands for its peer.
 TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     Machine m;
     m.ranks_per_node = 8, m.link_gbs = 0.1, m.link_us = 2, m.card_gbs = 10, m.card_us = 5;
@@ -386,7 +386,7 @@ TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     }
 }
 
-// What all ranks of a host plan, each with its margin, fits into the host's memory, and no larger micro-batch would.
+// The plans of all ranks of a host, each with its margin, fit into the host's memory, and no larger micro-batch would.
 TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
     constexpr int64_t kMiB = 1 << 20, kFree = 1024 * kMiB;
     for (const int ranks : {1, 2, 4}) {

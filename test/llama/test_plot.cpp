@@ -86,7 +86,7 @@ TEST(Plot, ShowsEachCurveOnceAndNamesIt) {
     EXPECT_EQ(svg, plot_svg({"Title", "x axis", "y axis", "note"}, {a, b}));
 }
 
-// Of virtual_net's picture: eight names of up to 25 letters take more than one line.
+// As in virtual_net's picture: eight names of up to 25 letters take more than one line.
 TEST(Plot, ALegendStaysOnTheSheet) {
     std::vector<Curve> curves;
     for (int i = 0; i < 8; ++i)
@@ -250,7 +250,7 @@ TEST(MemoryTimeline, BarsHaveTheAreaOfBytesTimesSecondsAndNoneLiesOnAnother) {
     EXPECT_EQ(svg.find("taken before"), std::string::npos);
     expect_well_formed(memory_svg("none", {}, DeviceKind::cpu, 0));
 
-    // Of two steps from 15 to 19 only what lived then, cut at both ends: masters to 16, unit 2 and 3, unit 4 from 18.
+    // Two steps from 15 to 19 show only what lived then, cut at both ends: masters to 16, unit 2 and 3, unit 4 from 18.
     const std::string steps =
         memory_svg("steps", changes, DeviceKind::cpu, 12 * kMiB, {{"step 7", 15}, {"step 8", 17}, {"", 19}});
     expect_well_formed(steps);

@@ -12,7 +12,7 @@
 namespace rz {
 namespace {
 
-// What the command prints. The arguments stand as a user would write them.
+// The command's output. The arguments stand as a user would write them.
 std::string printed(const std::string& line) {
     std::vector<std::string> words = {"schedule"};
     for (size_t at = 0; at < line.size();) {

@@ -108,7 +108,7 @@ TEST(DecayEmbeddings, RowsWithoutGradientStayToTheBit) {
     }
 }
 
-// Of the weights after each of two updates, to the bit, on any layout; and the weights are those without.
+// The average of the weights after each of two updates, to the bit, on any layout; and the weights are those without.
 TEST(Average, IsThatOfItsOwnWeightsOnAnyLayout) {
     struct Case {
         int tp, dp, pp, zero;

@@ -21,7 +21,7 @@ double norm_of(const std::vector<float>& x) {
     return std::sqrt(sum);
 }
 
-// What enters block 0, and the logits of its attention, of the step's sequences.
+// The input of block 0, and the logits of its attention, of the step's sequences.
 struct FirstBlock {
     double residual_rms = 0, largest_logit = -INFINITY;
 

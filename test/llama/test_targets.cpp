@@ -175,7 +175,7 @@ TEST_F(Targets, AnySplitOfAnUpdateGivesTheSameGradients) {
     }
 }
 
-// What the bug would have given is far outside that bound, so the test above can see it.
+// The bug's result is far outside that bound, so the test above can see it.
 TEST_F(Targets, AMeanOfTheMicroBatchesMeansWouldBeAnotherGradient) {
     const Step one = on_ranks(options(12, 1), 1, 1);
     std::vector<double> mean(one.gradients.size(), 0);

@@ -220,7 +220,7 @@ TEST_F(TrainerTest, ARequestThatCannotBeMetStopsWithWhatToDo) {
     }
 }
 
-// What --print-config says is what a run takes, by kind and to the byte.
+// The memory that --print-config says is what a run takes, by kind and to the byte.
 TEST_F(TrainerTest, TakesThePlannedMemoryToTheByte) {
     using Flags = std::vector<std::string>;
     for (const Flags& flags : {Flags{},

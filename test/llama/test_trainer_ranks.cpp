@@ -89,7 +89,7 @@ class TrainerRanks : public testing::Test {
         EXPECT_TRUE(file.is_open()) << path;
         return {std::istreambuf_iterator<char>(file), {}};
     }
-    // What of the log does not depend on time.
+    // The part of the log that does not depend on time.
     std::vector<std::string> numbers(const fs::path& out) const {
         std::vector<std::string> rows;
         std::istringstream lines(read(out / "metrics.jsonl"));

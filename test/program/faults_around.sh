@@ -171,7 +171,7 @@ case_before_mpi() {
   done
 }
 
-# What ends the program from inside a library, wherever it is: words and 70, never a bare signal; the next start continues.
+# An end from inside a library, wherever it is: words and 70, never a bare signal; the next start continues.
 case_aborts() {
   needs_shim aborts || return
   local how words job
@@ -199,7 +199,7 @@ END
   check "aborts: SIGABRT: said" says "train_llama: aborted; the line above says why"
 }
 
-# What a run has read at its start is not needed again.
+# Files that a run has read at its start are not needed again.
 case_vanished_files() {
   cp -r "$work/data" "$work/gone"
   FAULT=step:*:*:sleep=0.4 timeout 60 "$program" "${train[@]}" --data "$work/gone" --out "$work/v1" > "$work/log" 2>&1 &

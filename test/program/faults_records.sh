@@ -60,7 +60,7 @@ case_killed_when_saved() {
   done
 }
 
-# What a start was asked for is the run's from its first step: a kill before the next save, and a plain --resume auto.
+# The flags of a start are the run's from its first step: a kill before the next save, and a plain --resume auto.
 case_killed_before_a_save() {
   local how flags whole
   more() { run 1 "$1" --device cpu --threads 1 "${@:2}"; }

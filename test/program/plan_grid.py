@@ -54,7 +54,7 @@ SETTINGS = {
     "check-wire": ["", "2"],
     "stats-every": ["", "1", "2"],
 }
-# What --most-ranks 8 has beside those: more ranks, context parallelism, fp16, masks, readers.
+# Settings of --most-ranks 8 beside those: more ranks, context parallelism, fp16, masks, readers.
 MORE_SETTINGS = {
     "ranks": ["1", "2", "3", "4", "5", "6", "7", "8"],
     "dtype": ["fp32", "bf16", "fp16"],
@@ -66,7 +66,7 @@ MORE_SETTINGS = {
     "ema": ["", "0.9"],
     "data-threads": ["", "0"],
 }
-# What --fp8 has instead: products need sides that are multiples of 16.
+# Settings of --fp8 instead: products need sides that are multiples of 16.
 FP8_SETTINGS = {
     "fp8": ["tensor"],
     "fp8-gather": ["", "off"],
@@ -85,7 +85,7 @@ FP8_SETTINGS = {
     "no-background-save": [""],
     "tp-overlap": ["", "on"],
 }
-# What --muon has beside its own; of the others the first value.
+# Settings of --muon beside its own; of the others the first value.
 MUON_SETTINGS = {
     **{name: values[:1] for name, values in SETTINGS.items()},
     **{name: SETTINGS[name] for name in ("ranks", "zero", "dtype", "tp", "pp", "save-every", "head")},

@@ -76,7 +76,7 @@ END
 }
 check "the first validation, to the digit" same_first_validation cp4 one
 
-# What any layout saves any other resumes.
+# Any layout resumes what any other saved.
 resumes() { cp -r "$work/$2" "$work/$1" && rm -rf "$work/$1/final" && train "$1" "${@:3}" --resume 5 && close "$1" one 1e-5; }
 check "cp 4's checkpoint on one rank" resumes one_of_cp4 cp4 1
 check "one rank's checkpoint at cp 2, ZeRO-3" resumes cp2_of_one one 2 --cp 2 --zero 3

@@ -87,7 +87,7 @@ echo "$known " > "$work/chat/chat_template.jinja"
 changed() { ! no_python && says "there is no python3 in PATH"; }
 check "of a changed one it does" changed
 if python3 -c 'import jinja2' 2> /dev/null; then
-  # What transformers continues "the cat" with, up to the end token; the second turn has the first one's answer.
+  # Transformers continues "the cat" with this, up to the end token; the second turn has the first one's answer.
   cat > "$work/chat/chat_template.jinja" << 'EOF'
 {% if messages|length == 3 and messages[1]['content'].strip() != 'sat on the hill.' %}{{ raise_exception('the answer is ' + messages[1]['content']) }}{% endif %}
 {% if messages[0]['role'] == 'system' %}{{ raise_exception(messages[0]['content']) }}{% endif %}

@@ -252,7 +252,7 @@ arches "a GPU that nvcc does not know" "sm_80 sm_89 sm_90" "9.0 12.0" " 80 89 90
 arches "a T4" "sm_75 sm_80 sm_86 sm_90" "7.5" " 75 80 90a; 75;"
 arches "a V100 beside a T4" "sm_70 sm_75 sm_80" "7.0 7.5" " 75 80; 75; 7.0;"
 
-# What a goal compiles for then: all that nvcc knows for a program that travels, two for the tests; what is there already suffices.
+# Architectures of a goal: all that nvcc knows for a program that travels, two for the tests; what is there suffices.
 mkdir -p "$work/sm/build/arches"
 printf 'HAVE_CUDA := 1\nNVCC := false\nCUDA_KNOWS := 75 80 89 90a 100 120\nCUDA_HERE :=\n' > "$work/sm/build/config.mk"
 goal() {  # goal NAME BUILT WANTED MAKE_VARIABLE...

@@ -59,7 +59,7 @@ for axis in tp cp; do
   check "  the other thread blocks are withheld: the same bits" cmp "$work/$axis/final/model.safetensors" "$work/${axis}_withheld/final/model.safetensors"
 done
 
-# What NCCL takes is taken when the groups are made, and is what the plan counts: the model of NCCL counts first messages and
+# NCCL's memory is taken when the groups are made, and the plan counts it: the model of NCCL counts first messages and
 # the memory that they take, and a pair that met in a step alone would add to it.
 sed 's/^multiprocessors = .*/multiprocessors = 4/' llama/configs/machines/h100-80g.toml > "$work/emulated.toml"
 connected() {  # connected RANKS FLAGS...

@@ -96,7 +96,7 @@ PY
   # with another.
   "$simt" $toy --device cuda --dtype bf16 --zero 3 --recompute block --out "$work/here" > "$work/log" 2>&1
   same() { if cmp "$work/here/final/model.safetensors" "$work/$1/final/model.safetensors"; then passed=$((passed + 1)); else failed=$((failed + 1)); echo "FAILED: $1, to the bit"; tail -n 5 "$work/log"; fi; }
-  # What a plan says of each kind of memory, on the GPU and pinned on its host, is what the ledger of the run has.
+  # The plan's bytes of each kind of memory, on the GPU and pinned on its host, are those of the run's ledger.
   printf 'memory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\nmemory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = 9.0\n' > "$work/machine.toml"
   planned() {  # planned RUN RANKS FLAGS...
     local run=$1 ranks=$2
@@ -268,7 +268,7 @@ PY
     if grep -q "graphs of their own" "$work/log" && cmp "$work/pp2-off/final/model.safetensors" "$work/pp2-on/final/model.safetensors"; then
       passed=$((passed + 1))
     else failed=$((failed + 1)); echo "FAILED: CUDA graphs with pp 2, and the same weights"; tail -n 5 "$work/log"; fi
-    # What is recomputed before a half of the backward pass goes into the weight slot.
+    # Tensors recomputed before a half of the backward pass go into the weight slot.
     for how in "zb-h1 --recompute norms,attention" "zb-v --recompute mlp" "dualpipev --recompute block"; do
       timeout 200 mpirun -n 2 "$simt" $deep --device cuda --pp 2 --pp-schedule $how --out "$work/${how// /_}" > "$work/log" 2>&1
       compare "pp 2, $how" 1e-4 "$work/cpu_deep" "$work/${how// /_}"

@@ -184,7 +184,7 @@ rolled() { FAULT='loss:*:30:spike' train "$@" && grep -q "rollback spike of the 
 check "rollback on one rank" rolled rolled1 1 "${rolls[@]}" --seq-len 32 --batch-tokens 64 --val-tokens 64
 check "rollback on tp 2 x cp 2" rolled rolled4 4 --tp 2 --cp 2 "${rolls[@]}" --seq-len 32 --batch-tokens 64 --val-tokens 64
 check "  as one rank does" close rolled4 rolled1 0 1e-4 1e-3
-# What several ranks of the tp axis hold is compared, at any ZeRO stage.
+# Copies that several ranks of the tp axis hold are compared, at any ZeRO stage.
 check "replicas are alike" train alike 4 --tp 2 --zero 2 --check-replicas 1 --steps 3
 for damaged in weights moments; do
   differs() {

@@ -24,7 +24,7 @@ SHAPE = (
     "--threads 1 --val-every 0 --val-tokens 256"
 ).split()
 
-# What is asked, and a part of the answer. {out} is the run's folder.
+# Questions, and a part of each answer. {out} is the run's folder.
 RESUMED = [
     ("--resume 2 --steps 20", "learning rate would jump"),
     ("--resume 4 --lr 1", "learning rate would jump"),

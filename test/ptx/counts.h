@@ -1,4 +1,4 @@
-// What a launch asks of the memory system, from the addresses that it really uses.
+// Demands of a launch on the memory system, from the addresses that it really uses.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 
 namespace ptx {
 
-// Of one instruction, summed over its executions
+// Counts of one instruction, summed over its executions
 struct MemoryCount {
     uint64_t requests = 0, bytes = 0;
     uint64_t sectors = 0;     // global: 32-byte sectors

@@ -11,7 +11,7 @@
 namespace ptx {
 namespace {
 
-// Whether control may come from instruction `from` to instruction `to`
+// True: control may come from instruction `from` to instruction `to`
 bool leads_to(const Kernel& k, uint32_t from, uint32_t to) {
     std::vector<bool> seen(k.code.size());
     std::vector<uint32_t> next{from};

@@ -1,4 +1,4 @@
-// What nvcc's host code calls to register and launch kernels. Each launch runs the kernel's PTX; all else of the CUDA
+// Functions that nvcc's host code calls to register and launch kernels. A launch runs their PTX; all else of the CUDA
 // runtime (memory, streams, events, graphs) is the emulator's.
 #include "test/ptx/cudart.h"
 

@@ -1,4 +1,4 @@
-// What kernels ran, and how launches are run. The CUDA runtime itself is the emulator's (test/simt/fake_cudart.cpp).
+// Records which kernels ran, and runs launches. The CUDA runtime is the emulator's (test/simt/fake_cudart.cpp).
 #pragma once
 
 #include <cstdint>

@@ -132,7 +132,7 @@ struct Machine {
     [[noreturn]] void deadlock();
 };
 
-// Where an instruction failed, for messages. Null: none is running.
+// Place where an instruction failed, for messages. Null: none is running.
 struct Running {
     const Machine* machine;
     const Inst* inst;

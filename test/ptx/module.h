@@ -30,7 +30,7 @@ struct Operand {
     std::string name;            // of a label or a symbol
 };
 
-// What an instruction does to the rows of a warp, for these lanes.
+// An instruction's effect on the rows of a warp, for these lanes.
 using Step = std::function<void(Warp&, uint32_t lanes)>;
 
 struct Inst {

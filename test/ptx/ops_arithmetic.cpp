@@ -70,7 +70,7 @@ Step float_arithmetic(const Inst& i) {
     return {};
 }
 
-// What only f32 and f64 have. Those marked .approx are computed exactly and rounded, which is within any stated error.
+// Operations of f32 and f64 alone. Those marked .approx are computed exactly and rounded: within any stated error.
 template <class T>
 Step full_float(const Inst& i) {
     const std::string& op = i.part[0];

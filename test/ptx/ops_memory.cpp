@@ -22,7 +22,7 @@ Space space_of(const Inst& i, const Operand& o) {
 
 u64 in_space(u64 address, Space s) { return s == Space::shared ? u32(address) : address; }
 
-// What an instruction's qualifiers make of flags that other threads read
+// Effect of an instruction's qualifiers on flags that other threads read
 struct Ordering {
     bool strong, acquire, release;
     explicit Ordering(const Inst& i, bool atomic = false)

@@ -104,7 +104,7 @@ struct OrderCheck::State {
         x.bytes = bytes;
         return x;
     }
-    // Whether what the stamp tells of comes before what this lane does now
+    // True: what the stamp tells of comes before what this lane does now
     bool ordered(const Stamp& s, const Warp& w, u32 lane) {
         const WarpState& me = of(w);
         if (s.warp == kAsync) return s.epoch < me.clock.phases.size() && me.clock.phases[s.epoch] >= s.tick;

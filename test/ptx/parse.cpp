@@ -48,7 +48,7 @@ std::vector<Token> tokenize(const std::string& t, int line) {
     return out;
 }
 
-// Of ".f32", ".b8", ".pred"; 0 if it is no type
+// Bytes of ".f32", ".b8", ".pred"; 0 if it is no type
 uint32_t type_bytes(const std::string& t) {
     if (t == ".pred") return 1;
     const size_t digits = t.find_first_of("0123456789");

@@ -162,7 +162,7 @@ struct Call {
     uint64_t workspace_bytes;
 };
 
-// Of element (i, 128 k) of an operand of so many rows, each K long: a scale for each row, rows side by side, or for
+// Scale of element (i, 128 k) of an operand of so many rows, each K long: one for each row, rows side by side, or for
 // each 128 rows, k side by side in fours.
 float tile_scale(const float* scales, int32_t mode, int64_t rows, int64_t K, int64_t i, int64_t k) {
     if (mode == kMx) {  // tiles of 128 x 4, in each 4 bytes of row i + 32 j beside
@@ -227,7 +227,7 @@ bool dense_enough(const Layout& l) { return l.ld >= int64_t(l.order == CUBLASLT_
 
 bool aligned16(const void* p) { return reinterpret_cast<uintptr_t>(p) % 16 == 0; }
 
-// What the library refuses of fp8: GPUs before compute capability 8.9; two E5M2 operands; other layouts than A
+// fp8 as the library refuses it: GPUs before compute capability 8.9; two E5M2 operands; other layouts than A
 // transposed and B not; K, M or a stride that is no multiple of 16; scales at addresses that are no multiple of 16; a C
 // of another type than D. What it reads out of place is caught too: an operand or a scale that is not aligned.
 cublasStatus_t check_fp8(const Call& x, uint64_t M, uint64_t K) {

@@ -155,7 +155,7 @@ bool faulted() {
     return fault != cudaSuccess;
 }
 
-// What a synchronising call returns: the error of the work it waited for, once; a fault always.
+// Result of a synchronising call: the error of the work it waited for, once; a fault always.
 cudaError_t take_error() {
     if (fault != cudaSuccess) return fault;
     const cudaError_t e = pending_error;
@@ -207,7 +207,7 @@ void run_until(Done done) {
         device_lock.without([] { sched_yield(); });
     }
 }
-// Of one device, the calling thread's if none is named.
+// Drains one device, the calling thread's if none is named.
 void drain(int device = current_device()) {
     run_until([device] {
         for (const Stream* s : streams)
@@ -266,7 +266,7 @@ cudaError_t push(cudaStream_t stream, Operation op) {
     return op.work ? report(op.work()) : cudaSuccess;
 }
 
-// Of the device allocation that holds p, how many bytes follow p; SIZE_MAX for host memory.
+// Bytes after p in the device allocation that holds p; SIZE_MAX for host memory.
 size_t room_at(const void* p) {
     const char* c = static_cast<const char*>(p);
     auto it = allocations.upper_bound(c);

@@ -1,4 +1,4 @@
-// What fake_cudart.cpp and fake_device.cpp share.
+// Shared by fake_cudart.cpp and fake_device.cpp.
 #pragma once
 
 #include <cstddef>

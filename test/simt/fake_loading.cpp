@@ -1,4 +1,4 @@
-// What the fake CUDA runtime loads, and when (streams.h).
+// Code that the fake CUDA runtime loads, and when (streams.h).
 // SIMT_NO_CODE=1 in the environment: the program has no code for the device.
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@
 namespace simt {
 namespace {
 
-// Of a device. Never destroyed: reports are written after main().
+// Loaded code of a device. Never destroyed: reports are written after main().
 struct Loading {
     std::set<std::string> code;
     int open_collectives = 0;
@@ -26,7 +26,7 @@ auto& loading = *new std::map<int, Loading>;
 
 std::string code_of(const void* kernel) { return std::to_string(reinterpret_cast<uintptr_t>(kernel)); }
 
-// Whether `code` is there, or may be loaded now.
+// True: `code` is there, or may be loaded now.
 bool use(const std::string& code) {
     const std::lock_guard lock(mutex);
     Loading& here = loading[current_device()];

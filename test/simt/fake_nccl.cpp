@@ -7,7 +7,7 @@
 // from when it starts until it is complete. SIMT_NCCL_BLOCKS in the environment says how many there are for NCCL;
 // unset: enough.
 //
-// Where NCCL's contract is broken NCCL itself mostly continues, with broken memory or in a hang. This one says what was
+// A broken contract: NCCL itself mostly continues, with broken memory or in a hang. This one says what was
 // broken and aborts: two threads in one communicator, which a thread is in from its first call in a group to the
 // group's
 // end; a group that is open when its thread ends or its communicator goes; a non-blocking communicator that is used

@@ -199,7 +199,7 @@ void NcclWindows::abandon() {
 
 using namespace simt;
 
-// Of kernels (comm/nccl_window.cu).
+// For kernels (comm/nccl_window.cu).
 void* ncclGetLsaPointer(ncclWindow_t window, size_t offset, int peer) {
     std::lock_guard lock(mutex);
     const auto reach = reaches.find(window);

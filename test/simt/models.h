@@ -146,10 +146,10 @@ void for_each_chunk(uint64_t descriptor, int mn_begin, int mn_count, bool trans,
               at(layout ? start + mn % atom * 2 + mn / atom * leading + k % 8 * row + k / 8 * stride
                         : start + k % 8 * 16 + mn / 8 * stride + k / 8 * leading));
 }
-// Whether for_each_chunk gives runs along mn
+// True: for_each_chunk gives runs along mn
 inline bool along_mn(bool trans) { return trans != (flip == Flip::transposition); }
 
-// What PTX demands of a descriptor ("Matrix Descriptor" of wgmma): null, or what is wrong. A tile begins where its
+// PTX demands this of a descriptor ("Matrix Descriptor" of wgmma): null, or what is wrong. A tile begins where its
 // swizzle's pattern does, every 1024, 512 or 256 bytes; start may lie within the pattern's first row, steps along k.
 inline const char* wrong_descriptor(uint64_t descriptor) {
     constexpr uint64_t kFields = 0x3fff | 0x3fffull << 16 | 0x3fffull << 32 | 7ull << 49 | 3ull << 62;
@@ -199,7 +199,7 @@ using simt::TensorMap;
 struct Coordinates {
     int x[5];
 };
-// Where a tile must begin: its swizzle's pattern repeats every 1024, 512 or 256 bytes; 128 without one.
+// Alignment of a tile: its swizzle's pattern repeats every 1024, 512 or 256 bytes; 128 without one.
 inline uint32_t tile_alignment(const TensorMap& m) { return m.swizzle ? 128u << m.swizzle : 128u; }
 inline uint32_t tile_bytes(const TensorMap& m) {
     uint32_t n = m.element;

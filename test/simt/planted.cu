@@ -243,7 +243,7 @@ __global__ void operand_registers_changed(float* out, const float* in, bool fixe
     for (int i = 0; i < 8; i++) out[i * 128 + int(threadIdx.x)] = d[i];
 }
 
-// What wgmma and mbarriers demand beyond their operands' values.
+// Demands of wgmma and mbarriers beyond their operands' values.
 enum class Contract { warps_agree, warps_all_execute, tile_aligned, no_base_offset, transaction_count };
 __global__ void broken_contract(float* out, const float*, bool fixed, Contract contract) {
     GPU_DYN_SMEM(smem);

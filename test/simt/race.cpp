@@ -2,7 +2,7 @@
 // at every access are defined here, with CUDA's ordering rules. A happens-before check (as in FastTrack) on shared and
 // global memory that does not depend on the schedule, and a check for reads of memory that was never written.
 //
-// What orders: block and named barriers, __syncwarp with the full mask, mbarrier arrive and wait, a
+// Ordering comes from: block and named barriers, __syncwarp with the full mask, mbarrier arrive and wait, a
 // __threadfence before an atomic that another block then performs. Shuffles and votes order nothing. Each warp has a
 // clock that advances at each of these; row w, column x of `known` says which accesses of warp x come before whatever
 // warp w does next. A copy that reports to an mbarrier has a column of its own.
@@ -96,7 +96,7 @@ auto& block_acquired = forever<std::vector<std::map<uint32_t, Row>>>();         
 uint32_t launch_epoch = 0, group_epoch = 0, first_serial = 0, next_serial = 0;
 uintptr_t load_address = 0;
 
-// Of the launch that runs.
+// Sizes of the launch that runs.
 uint32_t n_warps = 0, n_resident = 0, stride = 0;
 bool enabled = true;
 

@@ -167,7 +167,7 @@ __global__ void bulk_kernel(float* out, const float* in, int n) {
     for (int i = int(threadIdx.x); i < n; i += int(blockDim.x)) out[i] = 2 * data[i];
 }
 
-// Where element (mn, k) of a 16-bit operand lies, as wgmma_descriptor's comment says; an independent restatement of the
+// Offset of element (mn, k) of a 16-bit operand, as wgmma_descriptor's comment says; an independent restatement of the
 // layouts, in elements.
 __device__ int operand_offset(int mn, int k, int mn_count, int layout, bool trans) {
     if (layout == 0) {

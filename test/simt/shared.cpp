@@ -25,7 +25,7 @@ void poison(void* p, size_t bytes, int kind) {
     for (size_t i = 0; i < bytes; i++) static_cast<unsigned char*>(p)[i] = i & 1 ? 0x7e : 0x77;
 }
 
-// Of exactly that size, so that ASan sees the first byte past the end.
+// Allocates exactly that size, so that ASan sees the first byte past the end.
 void allocate_smem(Block& b, size_t bytes) {
     if (b.smem && b.smem_bytes == bytes) return;
     free(b.smem);

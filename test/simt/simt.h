@@ -1,4 +1,4 @@
-// What a kernel source sees of the emulator in place of CUDA's device headers (kernels/cuda/gpu.cuh includes this under
+// The emulator in place of CUDA's device headers, for kernel sources (kernels/cuda/gpu.cuh includes this under
 // -DSIMT_EMU): qualifiers, builtin variables, barriers, warp collectives, atomics, intrinsics, and the models behind
 // kernels/cuda/ptx.cuh. Types and conversions (float4, bf16, fp16, fp8) are those of CUDA's own headers.
 #pragma once

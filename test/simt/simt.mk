@@ -33,7 +33,7 @@ SIMT_HALF.race    := plain
 
 SIMT_RUNTIME := stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device fake_cublaslt \
                 $(if $(HAVE_NCCL),fake_nccl fake_nccl_windows)
-# Of cuBLASLt and NCCL they have models.
+# Models of cuBLASLt and NCCL are there.
 SIMT_OPS     := $(filter-out kernels/gemm/lt_library.cpp,$(sort $(wildcard kernels/*.cpp kernels/*/*.cpp)))
 SIMT_REST    := $(filter-out comm/mpi_library.cpp comm/nccl_library.cpp,$(sort $(foreach room,comm zero llama,$(wildcard $(room)/*.cpp $(room)/*/*.cpp))))
 SIMT_CU      := $(CU_SOURCES)

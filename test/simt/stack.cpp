@@ -101,7 +101,7 @@ void prepare(Stack* s) {
     uc->uc_link = nullptr;
     makecontext(uc, (void (*)())ucontext_entry, 2, unsigned(uint64_t(s)), unsigned(uint64_t(s) >> 32));
 #else
-    // What simt_switch pops: r15 r14 r13 r12 rbx rbp, then the return address; rsp is then 16-byte aligned.
+    // simt_switch pops r15 r14 r13 r12 rbx rbp, then the return address; rsp is then 16-byte aligned.
     void** top = (void**)(s->base + s->size) - 9;
     void* frame[9] = {nullptr, nullptr, nullptr, s, nullptr, nullptr, (void*)simt_start, nullptr, nullptr};
     memcpy(top, frame, sizeof frame);

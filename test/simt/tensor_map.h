@@ -1,4 +1,4 @@
-// What the fake cuTensorMapEncodeTiled keeps in the 128 opaque bytes of a CUtensorMap.
+// The fake cuTensorMapEncodeTiled keeps this in the 128 opaque bytes of a CUtensorMap.
 #pragma once
 
 #include <cstdint>

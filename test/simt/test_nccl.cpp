@@ -195,7 +195,7 @@ TEST(NcclComm, TheWatchdogStaysOutWhileAThreadIsInAGroup) {
     });
 }
 
-// What was called before the exception is launched or dropped, but the group is closed: the next one works.
+// Calls before the exception are launched or dropped, but the group is closed: the next one works.
 TEST(NcclComm, AnExceptionClosesTheGroup) {
     on_two_ranks([](int, Member& m) {
         try {

@@ -27,7 +27,7 @@ void* ncclGetLsaPointer(ncclWindow_t window, size_t offset, int peer);
 namespace rz {
 namespace {
 
-// What the devices are, for as long as this is there.
+// Makes the devices such, for as long as this is there.
 struct Gpus {
     explicit Gpus(bool reach_each_other = true) {
         setenv("SIMT_DEVICES", "4", 1);

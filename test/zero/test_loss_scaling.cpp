@@ -38,7 +38,7 @@ std::vector<float> scales_of(const std::vector<bool>& steps, float initial, int 
     return out;
 }
 
-// What a real scaler did: torch 2.15.0, by dev/golden/make_loss_scale_golden.py
+// Recorded from a real scaler: torch 2.15.0, by dev/golden/make_loss_scale_golden.py
 constexpr struct {
     int window;
     const char *overflows, *exponents;
@@ -174,7 +174,7 @@ TEST(LossScaling, Fp16StagesAgree) {
     }
 }
 
-// Of a loss times 2^-22 every gradient is below half of fp16's smallest number, 2^-24: unscaled they are all zero and
+// With a loss times 2^-22 every gradient is below half of fp16's smallest number, 2^-24: unscaled they are all zero and
 // nothing is learnt. Scaled, the norm is fp32's (Fp16GradientsAreNearFp32s has the tolerance).
 TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
     Case stalls = fp16(0, {.initial = 1}), learns = fp16(0, {.initial = 0x1p26f}), fp32;

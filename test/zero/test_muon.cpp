@@ -297,7 +297,7 @@ TEST(Muon, SingularValuesGoThroughThePolynomial) {
 
 double norm_of(const Doubles& x) { return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0)); }
 
-// Of NorMuon's normuon_update (Li et al. 2025).
+// NorMuon's normuon_update (Li et al. 2025).
 void divide_rows(Doubles& o, Doubles& v, double beta2) {
     const double before = norm_of(o);
     const size_t cols = o.size() / v.size();

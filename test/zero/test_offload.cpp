@@ -145,7 +145,7 @@ TEST(Offload, GradientsOnTheHostWithWholeParameters) {
     EXPECT_TRUE(same(run_offloaded(3, c), want));
 }
 
-// Of five blocks four go, and have two places: two of them come back.
+// Four of five blocks go, and have two places: two of them come back.
 TEST(Offload, ActivationsOnTheHostChangeNoBit) {
     for (const int stage : {0, 3}) {
         Case c = base(stage);
@@ -187,7 +187,7 @@ struct Memory {
         host_activations;
 };
 
-// Of one rank, on a device beside its host.
+// Memory of one rank, on a device beside its host.
 Memory memory(const Case& how) {
     RankContext context;
     const Device device{DeviceKind::planned, 0, &context};

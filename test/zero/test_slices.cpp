@@ -93,7 +93,7 @@ TEST(UnitSlices, DoNotMoveTheBlocksOfTheNorm) {
             EXPECT_EQ(u.block, one.block);
             EXPECT_EQ(u.blocks(), one.blocks());
             EXPECT_EQ(u.blocks() * u.block, one.padded) << "where the next unit begins in the whole model";
-            // What the ranks sum, one after the other: every parameter once, no sum over the end of a block.
+            // The ranks' sums, one after the other: every parameter once, no sum over the end of a block.
             int64_t at = 0;
             for (int r = 0; r < ranks; ++r)
                 for (const ElementRange& run : u.counted(u.slice(r, ranks))) {

@@ -33,7 +33,7 @@ struct Split {
 
 // ---- the formulas ---------------------------------------------------------------------------------------------------
 
-// What member r of a ring sends: its hops carry every slice but one, its own in a reduce-scatter, the right
+// Bytes that member r of a ring sends: its hops carry every slice but one, its own in a reduce-scatter, the right
 // neighbour's in an all-gather.
 int64_t sent_by_scatter(Offsets slices, int r, int64_t element) {
     return (slices.back() - (slices[size_t(r) + 1] - slices[size_t(r)])) * element;

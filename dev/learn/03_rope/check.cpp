@@ -17,7 +17,7 @@ static double dot(const double* a, const double* b) {
     return sum;
 }
 
-// What attention sees: q at position m, k at position n.
+// Attention sees q at position m, k at position n.
 static double score(const double* q, const double* k, int m, int n) {
     double qm[D], kn[D];
     rope(qm, q, D, m, 10000);

@@ -18,7 +18,7 @@ double adamw(double w, Moments& s, double gradient, int step, double lr, double 
     // <<<
 }
 
-// Whether a tensor with so many dimensions decays.
+// True: a tensor with so many dimensions decays.
 bool decays(int dimensions) {
     // >>> hole 3: matrices do; a norm's gain has no reason to be near zero
     return dimensions > 1;

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-// What every micro-batch's gradient of its *sum* of losses is multiplied by, so that adding up all micro-batches of all
+// Factor of every micro-batch's gradient of its *sum* of losses, such that adding up all micro-batches of all
 // ranks gives the gradient of the mean loss. targets[i]: how many tokens of micro-batch i have a target.
 double gradient_scale(const int* targets, int micro_batches) {
     int all = 0;
@@ -21,7 +21,7 @@ double global_norm(const double* sums_of_squares, int pieces) {
     // <<<
 }
 
-// What all gradients are multiplied by: the direction stays, the norm becomes `most` if it is larger.
+// Factor of all gradients: the direction stays, the norm becomes `most` if it is larger.
 double clip_factor(double norm, double most) {
     // >>> hole 3
     return most / (norm + 1e-6);

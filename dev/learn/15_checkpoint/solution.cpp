@@ -58,7 +58,7 @@ bool load(const std::string& path, State& s) {
 // A checkpoint of several ranks is a folder with a file of each. Rank r of R holds elements [n r / R, n (r + 1) / R).
 std::string shard_name(const std::string& folder, int rank) { return folder + "/rank-" + std::to_string(rank); }
 
-// What rank `rank` of `ranks` holds, of a checkpoint of n elements that `saved` ranks have written. False if a file
+// Reads rank `rank`'s part of `ranks`, of a checkpoint of n elements that `saved` ranks have written. False if a file
 // that is needed is not there or has another size.
 bool load_shard(const std::string& folder, State& s, int64_t n, int saved, int rank, int ranks) {
     const int64_t begin = n * rank / ranks, end = n * (rank + 1) / ranks;

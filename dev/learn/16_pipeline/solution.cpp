@@ -1,6 +1,6 @@
 // Pipeline schedules: in which order a stage works on its micro-batches.
 
-// What stage `stage` of `stages` does, in order: +m is the forward pass of micro-batch m (from 1), -m its backward
+// Work of stage `stage` of `stages`, in order: +m is the forward pass of micro-batch m (from 1), -m its backward
 // pass. Fills out (2 * micro_batches entries). 1F1B: some forward passes to fill the pipeline, then one forward and one
 // backward in turn, then the backward passes that are left.
 void one_forward_one_backward(int* out, int stage, int stages, int micro_batches) {

@@ -61,7 +61,7 @@ static Part attend(const float* q, int q_at, const float* k, const float* v, int
     return p;
 }
 
-// What this rank's queries have over all keys. q: its two chunks, `rows` rows of D each; kv: keys of both, then values
+// Attends with this rank's queries to all keys. q: its two chunks, `rows` rows of D each; kv: keys of both, then values
 // of both, which are overwritten by those of the other ranks. Returns the number of pairs that this rank computed.
 long ring_attention(Part out[2], rz::Transport& transport, rz::Stream& stream, const float* q, std::vector<float> kv,
                     int rows, int D) {

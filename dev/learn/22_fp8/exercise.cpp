@@ -22,7 +22,7 @@ float from_e4m3(uint8_t code) {
     return code & 0x80 ? -a : a;
 }
 
-// What n values are multiplied by before they become codes: the largest of them must become the largest code. 1 if all
+// Factor of n values before they become codes: the largest of them must become the largest code. 1 if all
 // are 0.
 float scale_of(const float* x, int n) {
     float largest = 0;

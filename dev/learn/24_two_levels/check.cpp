@@ -63,7 +63,7 @@ struct Ring {
     }
 };
 
-// Whether these are proper groups: equally large, each with this rank, every rank in one.
+// True: these are proper groups: equally large, each with this rank, every rank in one.
 static bool partition(std::vector<int> (*members)(int, int, int), int nodes, int locals, int size) {
     std::vector<int> seen(size_t(nodes * locals));
     for (int r = 0; r < nodes * locals; ++r) {

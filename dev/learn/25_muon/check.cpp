@@ -36,7 +36,7 @@ static Matrix with_singular_values(const std::vector<double>& s, int cols) {
     return out;
 }
 
-// What five steps make of a singular value that is so large a part of the norm.
+// Five steps, for a singular value that is so large a part of the norm.
 static double five_times(double s) {
     for (int i = 0; i < 5; ++i) s = 3.4445 * s - 4.7750 * s * s * s + 2.0315 * s * s * s * s * s;
     return s;

@@ -44,7 +44,7 @@ Matrix orthogonal(Matrix x, int rows, int cols) {
     return x;
 }
 
-// What a step is multiplied by, so that its elements are as large as AdamW's, 0.2 in the root of their mean square.
+// Factor of a step, such that its elements are as large as AdamW's, 0.2 in the root of their mean square.
 double scale(int rows, int cols) {
     // >>> hole 4: of min(rows, cols) singular values of one, the squares of all elements sum to min(rows, cols)
     return 0.2 * std::sqrt(std::min(rows, cols));

@@ -54,7 +54,7 @@ struct Device {
     Device& operator=(const Device&) = delete;
 };
 
-// What a kernel got wrong, or nothing. Eighths of small integers: every product and sum is exact in f32.
+// The error of a kernel, or nothing. Eighths of small integers: every product and sum is exact in f32.
 std::string check(const Gemm& g) {
     std::mt19937 rng(7);
     const auto small = [&] { return int(rng() % 17) - 8; };
