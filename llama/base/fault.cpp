@@ -53,6 +53,7 @@ constexpr Point kPoints[] = {
     {"checkpoint.latest", "before the hint `latest` is written; errno too"},
     {"checkpoint.gc", "before each old checkpoint is removed"},
     {"checkpoint.gc.done", "after it was removed"},
+    {"snapshot.arrived", "after each piece of another host's snapshot; errno: a bit of it changes"},
     {"resume.manifest", "before a manifest is read; errno too"},
     {"resume.shard", "before each state file is read; errno too"},
     {"resume.done", "after the state was loaded"},

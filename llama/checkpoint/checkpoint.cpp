@@ -69,17 +69,6 @@ TensorRun run_in(const StateArray& array, const OwnedRange& r, const ParamTable&
     return out;
 }
 
-// Calls body for what this rank alone writes of the range's array, in pieces of at most kPieceBytes.
-static void for_each_piece(const ParamTable& table, const OwnedRange& r, const StateArray& array,
-                           const std::function<void(const TensorRun&)>& body) {
-    if (!(r.*array.where)) return;
-    const auto visit = [&](const TensorRun& run) {
-        const TensorRun here = run_in(array, r, table, run);
-        if (run.owned && here.count > 0) body(here);
-    };
-    table.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / size_of(array.dtype), visit);
-}
-
 // ---- saving ---------------------------------------------------------------------------------------------------------
 
 // How far a rank is with a save. Ranks tell each other over the control plane, in agree(): one whose disk takes nothing
@@ -130,11 +119,11 @@ struct Cancelled {};  // another rank has failed: nothing is wrong here
 
 // A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
 // syncs it later, in write_share().
-static void create_sized(const std::string& path, int64_t bytes, const std::string& head) {
+static void create_sized(const std::string& path, int64_t bytes, const std::string& head, bool with_holes) {
     File file(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (again([&] { return ::ftruncate(file.fd, bytes); }) != 0) fail_errno(path, "ftruncate");
-    if (again([&] { return ::fallocate(file.fd, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP && errno != EINVAL &&
-        errno != ENOSYS)
+    if (!with_holes && again([&] { return ::fallocate(file.fd, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP &&
+        errno != EINVAL && errno != ENOSYS)
         fail_errno(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
     write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
 }
@@ -151,6 +140,43 @@ CheckpointWriter::CheckpointWriter(Process& process, Device device, Stream& comp
       store_(options_.run_folder),
       share_(own_share(zero)) {
     plan();
+}
+
+bool CheckpointWriter::makes() const {
+    return std::count(options_.makers.begin(), options_.makers.end(), process_.rank()) > 0;
+}
+
+// Calls body for what this rank writes of the range's array, in pieces of at most kPieceBytes: what it alone owns, and
+// where hosts have files of their own whatever it reads again.
+void CheckpointWriter::for_each_piece(const OwnedRange& r, const StateArray& array,
+                                      const std::function<void(const TensorRun&)>& body) const {
+    if (!(r.*array.where)) return;
+    const auto visit = [&](const TensorRun& run) {
+        const TensorRun here = run_in(array, r, table_, run);
+        if ((run.owned || on_several_hosts()) && here.count > 0) body(here);
+    };
+    table_.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / size_of(array.dtype), visit);
+}
+
+CopyLayout CheckpointWriter::layout() const {
+    CopyLayout all{.files = {}, .runs = {}, .bytes = copy_bytes_};
+    for (const PartFile& p : parts_) {
+        const int64_t e = size_of(p.array.dtype);
+        const int64_t first = int64_t(all.files.size());
+        for (const TensorFile& f : p.files) all.files.push_back(f.path);
+        int64_t at = p.at;
+        for (const OwnedRange& r : share_) {
+            if (!(r.*p.array.where)) continue;
+            for_each_piece(r, p.array, [&](const TensorRun& run) {
+                for (size_t f = 0; f < p.files.size(); ++f)
+                    if (p.files[f].holds(run.tensor))
+                        all.runs.push_back({first + int64_t(f), p.files[f].offset(run.tensor) + run.first * e,
+                                            run.count * e, at + run.local * e});
+            });
+            at += p.array.count(r) * e;
+        }
+    }
+    return all;
 }
 
 CheckpointWriter::~CheckpointWriter() {
@@ -190,6 +216,7 @@ void CheckpointWriter::reserve_copy() try {
     copy_ = Buffer::host_for(device_, copy_bytes_, MemKind::workspace, "copy of the state for the checkpoint");
     if (copy_) std::memset(copy_.data(), 0, size_t(copy_bytes_));
 } catch (const Error&) {
+    if (options_.mirror) throw;
     options_.background = false;
     note_ = format("saving   no memory for a copy of the state (%s on rank %d): training waits for each checkpoint",
                    human_bytes(copy_bytes_).c_str(), process_.rank());
@@ -209,18 +236,19 @@ void CheckpointWriter::prepare(Job& job) {
     };
     // Room may be made by deleting old ones early, but never the newest; in the end those too that --after-save has not
     // seen.
+    if (on_several_hosts()) store_.collect(1, 0, last_good_);
     for (const int64_t held : {kMostHeld, int64_t(1)})
-        if (free_bytes() < bytes && options_.keep > 0)
+        if (!on_several_hosts() && free_bytes() < bytes && options_.keep > 0)
             job.report.unseen = store_.collect(std::max<int64_t>(1, options_.keep - 1), options_.keep_every, -1,
                                                options_.save_every, held);
-    require(free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
+    require(on_several_hosts() || free_bytes() >= bytes, "%s: %s are needed, %s are free", store_.folder().c_str(),
             human_bytes(bytes).c_str(), human_bytes(free_bytes()).c_str());
     if ((errno = fault_errno("checkpoint.mkdir")) != 0) fail_errno(folder, "mkdir");
     fs::create_directories(folder + "/optimizer");
     fault_point("checkpoint.made");
     for (const PartFile& p : parts_)
         for (const TensorFile& f : p.files) {
-            create_sized(folder + "/" + f.path, f.layout.file_size, f.layout.header);
+            create_sized(folder + "/" + f.path, f.layout.file_size, f.layout.header, on_several_hosts());
             job.moves();
         }
     fs::rename(folder, job.folder);
@@ -336,18 +364,24 @@ CheckpointWriter::Stage CheckpointWriter::attempt(Job& job, Stage good, const st
 
 // Writes a rank's share. If it is alone, nobody else is there to agree with.
 void CheckpointWriter::write(Job& job) {
-    const Stage stage = attempt(job, Stage::wrote, [&] {
+    Stage stage = attempt(job, Stage::wrote, [&] {
         device_.make_current();
-        process_.is_root() ? prepare(job) : await_folder(job);
+        makes() ? prepare(job) : await_folder(job);
         write_share(job);
     });
+    if (options_.mirror) {  // also without a part of its own: others wait for it
+        const bool wrote = stage == Stage::wrote;
+        const Stage mirrored =
+            attempt(job, stage, [&] { options_.mirror(copy_.data(), wrote ? job.folder : std::string()); });
+        stage = wrote ? mirrored : stage;
+    }
     job.report.not_finite = stage == Stage::not_finite;
     if (process_.alone()) return conclude(job);
     job.report.write_seconds = seconds_since(job.start);
     job.stage = stage;
 }
 
-// Rank 0, once it is known what all have written: no half checkpoint stays.
+// Rank 0 or the makers, once it is known what all have written: no half checkpoint stays.
 void CheckpointWriter::conclude(Job& job) {
     if (job.report.error.empty()) attempt(job, Stage::saved, [&] { complete(job, job.hashes); });
     if (!job.report.error.empty()) {
@@ -366,7 +400,7 @@ void CheckpointWriter::agree(bool late) {
     if (late && job.busy && job.given_up.empty())
         job.given_up = format("rank %d: the file system has not answered to the end of the save within %.0f s",
                               process_.rank(), options_.timeout_s);
-    const bool gone = !job.given_up.empty(), speaks = process_.is_root() && job.told;
+    const bool gone = !job.given_up.empty(), speaks = makes() && job.told;
     const Stage own = gone       ? (speaks || process_.alone() ? Stage::lost : Stage::failed)
                       : job.told ? (speaks ? job.stage.load() : Stage::completes)
                                  : job.stage.load();
@@ -374,7 +408,12 @@ void CheckpointWriter::agree(bool late) {
     const auto has_failed = [](Stage s) { return s == Stage::failed || s == Stage::not_finite; };
     const bool failed = std::any_of(all.begin(), all.end(), has_failed);
     if (failed) job.cancelled = true;
-    if (all[0] == Stage::saved || all[0] == Stage::lost) return end(all[0] == Stage::saved);
+    const auto says = [&](Stage s) {
+        return std::count_if(options_.makers.begin(), options_.makers.end(),
+                             [&](int m) { return all[size_t(m)] == s; });
+    };
+    const auto made = says(Stage::saved), makers = std::ssize(options_.makers);
+    if (made + says(Stage::lost) == makers) return end(made == makers);
     if (job.told || std::count(all.begin(), all.end(), Stage::writes) > 0) return;
     job.told = true;
     if (failed) {
@@ -389,16 +428,16 @@ void CheckpointWriter::agree(bool late) {
         job.hashes = process_.sums(job.hashes);
     }
     job.stage = stuck_ ? Stage::lost : Stage::completes;
-    if (process_.is_root() && !gone && !stuck_) begin(job, &CheckpointWriter::conclude, Stage::lost);
+    if (makes() && !gone && !stuck_) begin(job, &CheckpointWriter::conclude, Stage::lost);
 }
 
 void CheckpointWriter::write_share(Job& job) {
     const size_t tensors = table_.tensors().size();
     for (size_t p = 0; p < parts_.size(); ++p)
         for (const TensorFile& in : parts_[p].files) {
-            bool writes = process_.is_root();  // it made the file, and syncs it
+            bool writes = makes();  // it made the file, and syncs it
             for (const OwnedRange& r : share_)
-                for_each_piece(table_, r, parts_[p].array,
+                for_each_piece(r, parts_[p].array,
                                [&](const TensorRun& run) { writes = writes || in.holds(run.tensor); });
             if (writes) write_file(job, parts_[p], in, &job.hashes[p * tensors]);
         }
@@ -414,7 +453,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     int64_t at = part.at;
     for (const OwnedRange& r : share_) {
         if (!(r.*part.array.where)) continue;
-        for_each_piece(table_, r, part.array, [&](const TensorRun& run) {
+        for_each_piece(r, part.array, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             if (job.cancelled) throw Cancelled();
             const int64_t within = run.local * e, bytes = run.count * e;
@@ -423,7 +462,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
                 compute_.copy(staging.data(), static_cast<const char*>(r.*part.array.where) + within, bytes);
                 compute_.synchronize();
             }
-            hashes[run.tensor] += sum_hash(data, run.first, run.count, e);
+            if (run.owned) hashes[run.tensor] += sum_hash(data, run.first, run.count, e);
             require_finite(
                 data, run.first, run.count, part.array.dtype,
                 format("the state of step %lld is not finite: %s", (long long)job.manifest.step, in.path.c_str()),
@@ -441,10 +480,10 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     ::posix_fadvise(file.fd, 0, 0, POSIX_FADV_DONTNEED);
     std::vector<uint64_t> again(in.tensors.size(), 0);
     for (const OwnedRange& r : share_)
-        for_each_piece(table_, r, part.array, [&](const TensorRun& run) {
+        for_each_piece(r, part.array, [&](const TensorRun& run) {
             if (!in.holds(run.tensor)) return;
             read_all(file.fd, in.offset(run.tensor) + run.first * e, back.data(), run.count * e, file.path);
-            again[in.place(run.tensor)] += sum_hash(back.data(), run.first, run.count, e);
+            if (run.owned) again[in.place(run.tensor)] += sum_hash(back.data(), run.first, run.count, e);
             job.has_read(run.count * e);
         });
     for (const int t : in.tensors)
@@ -489,6 +528,7 @@ void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {
     options_.await_records();  // a run that is killed from here on resumes after this step
     if (options_.mark) store_.mark(m.step);
     store_.publish(m.step, m.run_id);
+    if (on_several_hosts()) return;  // the one before it stays until all hosts have this one
     try {
         const std::vector<int64_t> unseen =
             store_.collect(options_.keep, options_.keep_every, m.step, options_.save_every);
@@ -507,6 +547,8 @@ void CheckpointWriter::settle() {
 
 void CheckpointWriter::end(bool saved) {
     last_ok_ = saved;
+    if (saved) last_good_ = job_->manifest.step;
+    if (!saved && makes() && job_->report.error.empty()) job_->report.error = "another host could not complete it";
     if (job_->given_up.empty()) {
         if (thread_.joinable() && !stuck_) thread_.join();
         reports_.push_back(job_->report);

@@ -33,6 +33,16 @@ namespace rz {
 
 std::string path_of(StatePart);  // of one file of all tensors
 
+// A rank's copy of its part of the state, and where its bytes go in a checkpoint's files.
+struct CopyLayout {
+    struct Run {
+        int64_t file, offset, bytes, at;  // at: in the copy
+    };
+    std::vector<std::string> files;
+    std::vector<Run> runs;  // ascending
+    int64_t bytes = 0;
+};
+
 struct SaveOptions {
     std::string run_folder;
     int64_t keep = 2;        // newest checkpoints that stay; 0: all
@@ -44,6 +54,11 @@ struct SaveOptions {
     double timeout_s = 600;                       // that training waits for a rank whose files do not answer
     int64_t shard_above = kShardAbove;            // bytes of a file; 0: one file of all tensors
     std::function<void()> await_records = [] {};  // returns when all that was logged before it is in its files
+    // Each makes and completes a folder of its own, in which are the parts of its host's ranks: with several, the rest
+    // of the files are holes, and the checkpoint before goes only when the next is made.
+    std::vector<int> makers = {0};
+    // On the thread of every save, once this rank's part is in the folder; "": it never will be.
+    std::function<void(const void* copy, const std::string& folder)> mirror = {};
 };
 
 struct SaveReport {
@@ -69,6 +84,7 @@ class CheckpointWriter {
     ~CheckpointWriter();  // waits for the save under way
 
     const std::string& note() const { return note_; }
+    CopyLayout layout() const;
 
     // Collective. Copies the state as it is after the work enqueued so far and writes it. A save still under way is
     // waited for. What can't be saved (disk full) is reported, not thrown: training continues, and no half checkpoint
@@ -96,6 +112,9 @@ class CheckpointWriter {
         std::vector<TensorFile> files;
         int64_t at;  // of this rank's copy, bytes
     };
+    bool makes() const;  // a folder
+    bool on_several_hosts() const { return options_.makers.size() > 1; }
+    void for_each_piece(const OwnedRange&, const StateArray&, const std::function<void(const TensorRun&)>&) const;
     void plan();
     void reserve_copy();
     void take_copy();
@@ -129,6 +148,7 @@ class CheckpointWriter {
     std::thread thread_;
     std::vector<SaveReport> reports_;
     bool last_ok_ = false;
+    int64_t last_good_ = -1;         // step of the newest that succeeded
     bool all_in_background_ = true;  // every rank has its copy
 };
 

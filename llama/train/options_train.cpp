@@ -621,7 +621,8 @@ static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
                "They resume from the newest snapshot (--snapshot-every) or checkpoint.");
     keep.count("--snapshot-every", Keeps::no, o.snapshot_every, 0, kBig,
                "Number of steps between snapshots of the state in the host's memory (/dev/shm), for ranks that start "
-               "again (--max-restarts, dev/run/supervise.sh). 0: none.");
+               "again (--max-restarts, dev/run/supervise.sh; on several hosts dev/run/keep.sh, with a copy on the next "
+               "host). 0: none.");
     keep.whole("--keep", Keeps::always, o.keep, 0, 1 << 20,
                "Number of newest checkpoints that stay, at least 2. 0: all.")
         .wrong = [](const std::string& text) {

@@ -61,8 +61,12 @@ class DryRun {
         if (o.recheck_every > 0 && job.kind == DeviceKind::cuda) recheck_ = host_for(kRecheckPiece);
         if (!o.out.empty() && o.background_save && o.save_every > 0) copy_ = host_for(copy_of_state_bytes(core_->zero));
         if (o.snapshot_every > 0) {
-            snapshots_[0] = host_for(copy_of_state_bytes(core_->zero));
-            snapshots_[1] = host_for(snapshot_bytes(core_->zero));
+            // On several hosts with as much of another rank, which has as many slices.
+            const int64_t own = copy_of_state_bytes(core_->zero);
+            const bool several = job.ranks_per_node > 0 && job.ranks > job.ranks_per_node;
+            snapshots_[0] = host_for(own);
+            snapshots_[1] = host_for(snapshot_bytes(several ? 2 * own : own));
+            if (several) snapshots_[2] = host_for(arrival_bytes(own));
         }
         numbers_ = Metrics::make_numbers(device_);
         if (o.stats_every > 0) statistics_.emplace(*core_);
@@ -276,7 +280,7 @@ class DryRun {
     std::unique_ptr<Mesh> mesh_;
     std::unique_ptr<TrainingCore> core_;
     std::unique_ptr<BatchFeeder> feeder_;
-    Buffer copy_, snapshots_[2], ids_, recheck_;
+    Buffer copy_, snapshots_[3], ids_, recheck_;
     Metrics::Numbers numbers_;
     std::optional<Scorer::Buffers> evaluation_;
     std::optional<Statistics> statistics_;

@@ -22,7 +22,7 @@ struct PlannedMemory {
     // Pinned, beside a GPU's; 0 on the CPU, where it is in `total`.
     std::array<int64_t, int(MemKind::count_)> host_peak{};
     int64_t host = 0;
-    int64_t snapshots = 0;               // of the host's: --snapshot-every's copy of the state, and two in files
+    int64_t snapshots = 0;  // of the host's: --snapshot-every's copy of the state, and two in files, another rank's too
     int64_t from_host = 0, to_host = 0;  // bytes over the bus in a step, of what is offloaded
     int64_t in_host = 0;                 // that the host's AdamW reads and writes in a step
     Traffic sent = {};                   // in a step, by axis

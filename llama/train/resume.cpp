@@ -19,6 +19,7 @@
 #include "llama/data/data_loader.h"
 #include "llama/model/hf.h"
 #include "llama/train/guards.h"
+#include "llama/train/neighbours.h"
 #include "llama/train/run_status.h"
 #include "llama/train/snapshots.h"
 
@@ -201,11 +202,12 @@ static std::optional<ResumePoint> share(std::optional<ResumePoint> point, Proces
     const std::string folder = process.broadcast_text(root && point ? point->folder : "", 0);
     if (folder.empty()) return std::nullopt;
     const std::string manifest = process.broadcast_text(root ? point->manifest.to_json() : "", 0);
-    int64_t automatic = root ? point->may_fall_back : 0;
-    process.broadcast(&automatic, 8, 0);
+    int64_t known[] = {root && point->may_fall_back, root && is_snapshot(folder)};
+    process.broadcast(known, sizeof known, 0);
     if (!root) {
         point = ResumePoint{.folder = folder, .manifest = Manifest::from_json(manifest, folder)};
-        point->may_fall_back = automatic != 0;
+        point->may_fall_back = known[0] != 0;
+        if (known[1]) point->folder = snapshot_store().path(point->manifest.step);  // of this host
     }
     return point;
 }
@@ -227,6 +229,7 @@ static std::optional<ResumePoint> choose_after_command(const TrainOptions& o, in
 
 std::optional<ResumePoint> find_checkpoint(const TrainOptions& o, Process& process, int64_t saved_step) {
     Process::DiskWork files(process);
+    if (o.restarted && o.snapshot_every > 0) restore_snapshots(process);
     std::optional<ResumePoint> point =
         share(process.is_root() ? choose_after_command(o, saved_step) : std::nullopt, process);
     files.join();

@@ -30,7 +30,7 @@ void open_saves(Trainer& t) {
         std::make_unique<Saver>(t.process, *t.core, t.health, *t.log, save_options(t), t.health.report_hang_after(),
                                 o.after_save, [&t](int64_t step) { return manifest_at(t, step); });
     if (o.snapshot_every > 0)
-        t.snapshots = std::make_unique<Snapshots>(t.process, *t.core, t.health, *t.log, save_options(t),
+        t.snapshots = std::make_unique<Snapshots>(t.process, *t.core, t.health, *t.log, save_options(t), o.out,
                                                   is_snapshot(t.start.folder));
 }
 

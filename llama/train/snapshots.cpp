@@ -31,7 +31,8 @@ void check_restarts(const TrainOptions& o) {
     require_request(
         (starts_ranks && o.max_restarts > 0) || !restart_folder().empty(),
         "--snapshot-every %lld: nothing starts the ranks again, and their snapshots go with them\n"
-        "  nearest: --ranks %lld --max-restarts 10, or dev/run/supervise.sh -- mpirun -n %lld ./train_llama ...",
+        "  nearest: --ranks %lld --max-restarts 10, or dev/run/supervise.sh -- mpirun -n %lld ./train_llama ...; "
+        "on several hosts dev/run/keep.sh -- torchrun ... on each",
         (long long)o.snapshot_every, (long long)std::max<int64_t>(2, o.ranks),
         (long long)std::max<int64_t>(2, o.ranks));
 }
@@ -41,11 +42,14 @@ void begin_restarts(const std::string& out) {
 }
 
 void continue_run(TrainOptions& o, Process& process) {
-    std::string out;
-    if (process.is_root())
-        if (const std::string folder = restart_folder(); !folder.empty() && path_exists(folder + "/run"))
-            out = read_file(folder + "/run", kRunFile);
-    out = process.broadcast_text(out, 0);
+    std::string out;  // rank 0 may be on a host that has taken another's place
+    if (const std::string folder = restart_folder(); !folder.empty() && path_exists(folder + "/run"))
+        out = read_file(folder + "/run", kRunFile);
+    for (const std::string& one : process.all_gather_text(out))
+        if (!one.empty()) {
+            out = one;
+            break;
+        }
     if (out.empty() || (o.given.count("out") && o.out != out)) return;  // a program that the run has started
     o.out = out;
     o.resume = parse_resume("auto");
@@ -61,7 +65,7 @@ bool is_snapshot(const std::string& checkpoint_folder) {
     return !folder.empty() && checkpoint_folder.starts_with(folder + "/");
 }
 
-int64_t snapshot_bytes(const Zero& zero) { return checked_mul(2, copy_of_state_bytes(zero), "snapshots"); }
+int64_t snapshot_bytes(int64_t held) { return checked_mul(2, held, "snapshots"); }
 
 // What lies in a folder of memory.
 static int64_t bytes_in(const std::string& folder) {
@@ -76,15 +80,16 @@ static int64_t bytes_in(const std::string& folder) {
 
 void check_snapshot_memory(const TrainOptions& o, Process& process, const Zero& zero) {
     if (o.snapshot_every == 0) return;
-    const std::vector<int> hosts = process.nodes();
-    require_request(std::count(hosts.begin(), hosts.end(), hosts[0]) == int64_t(hosts.size()),
-                    "--snapshot-every %lld: ranks are on several hosts, and a snapshot lies in the memory of one\n"
-                    "  nearest: --snapshot-every 0, with a smaller --save-every",
-                    (long long)o.snapshot_every);
-    const int64_t needed = int64_t(process.sums({uint64_t(snapshot_bytes(zero))})[0]);
+    const SnapshotHosts hosts(process);
+    const std::vector<int64_t> copies = process.all_gather(copy_of_state_bytes(zero));
+    int64_t held = 0;  // on this host
+    for (int r = 0; r < process.size(); ++r)
+        for (const int at : {r, hosts.keeper(r)})
+            if (hosts.maker(at) == process.rank() && (at == r || hosts.several())) held += copies[size_t(r)];
+    const int64_t needed = snapshot_bytes(held);
     std::string problem;
     struct statvfs memory;
-    if (const std::string folder = restart_folder(); process.is_root() && ::statvfs(folder.c_str(), &memory) == 0) {
+    if (const std::string folder = restart_folder(); hosts.makes() && ::statvfs(folder.c_str(), &memory) == 0) {
         const int64_t room = int64_t(memory.f_bavail) * int64_t(memory.f_frsize) + bytes_in(folder);
         if (room < needed)
             problem = format(
@@ -94,11 +99,12 @@ void check_snapshot_memory(const TrainOptions& o, Process& process, const Zero& 
                 (long long)o.snapshot_every, human_bytes(needed).c_str(), parent_folder(folder).c_str(),
                 human_bytes(room).c_str());
     }
-    problem = process.broadcast_text(problem, 0);
+    problem = first_problem(process, problem);
     require(problem.empty(), "%s", problem.c_str());
 }
 
-static SaveOptions in_memory(SaveOptions o) {
+static SaveOptions in_memory(SaveOptions o, const SnapshotHosts& hosts) {
+    if (hosts.several()) o.makers = hosts.makers();
     o.run_folder = restart_folder();
     o.keep = 1, o.keep_every = 0, o.save_every = 0;
     o.background = true;
@@ -108,28 +114,45 @@ static SaveOptions in_memory(SaveOptions o) {
 }
 
 Snapshots::Snapshots(Process& process, TrainingCore& core, Health& health, Log& log, SaveOptions of_checkpoints,
-                     bool keeps)
+                     const std::string& out, bool keeps)
     : process_(process),
       core_(core),
       health_(health),
       log_(log),
-      writer_(process, core.device, core.compute, core.zero, core.table, core.config,
-              in_memory(std::move(of_checkpoints))) {
-    core_.device.context->memory.add(DeviceKind::cpu, MemKind::workspace, snapshot_bytes(core_.zero));
+      hosts_(process),
+      writer_(process, core.device, core.compute, core.zero, core.table, core.config, [&] {
+          SaveOptions how = in_memory(std::move(of_checkpoints), hosts_);
+          if (hosts_.several())
+              how.mirror = [this](const void* copy, const std::string& folder) { neighbours_->exchange(copy, folder); };
+          return how;
+      }()) {
+    if (hosts_.several()) neighbours_ = std::make_unique<Neighbours>(process, hosts_, writer_.layout());
+    core_.device.context->memory.add(DeviceKind::cpu, MemKind::workspace, bytes());
     if (!writer_.note().empty()) std::fprintf(stderr, "train_llama: snapshots: %s\n", writer_.note().c_str());
-    if (!process.is_root()) return;
+    if (!hosts_.makes()) return;
     std::error_code none;
     if (keeps)
         snapshot_store().clean();
     else
         fs::remove_all(snapshot_store().folder(), none);
+    if (!process.is_root()) write_file_atomically(restart_folder() + "/run", out);  // rank 0 has, when it began
 }
 
-Snapshots::~Snapshots() {
-    core_.device.context->memory.remove(DeviceKind::cpu, MemKind::workspace, snapshot_bytes(core_.zero));
+Snapshots::~Snapshots() { core_.device.context->memory.remove(DeviceKind::cpu, MemKind::workspace, bytes()); }
+
+int64_t Snapshots::bytes() const {
+    const int64_t own = copy_of_state_bytes(core_.zero);
+    if (!neighbours_) return snapshot_bytes(own);
+    return snapshot_bytes(own + neighbours_->bytes_kept()) + neighbours_->bytes_on_the_way();
 }
 
 void Snapshots::take(Manifest manifest) {
+    if (hosts_.several()) {  // each host has it, as rank 0 knows it; a manifest in text has a file at least
+        manifest.files.push_back({.path = "config.json", .tensors = {}});
+        const std::string text = process_.broadcast_text(process_.is_root() ? manifest.to_json() : "", 0);
+        manifest = Manifest::from_json(text, "a snapshot's manifest");
+        manifest.files.clear();
+    }
     writer_.save(std::move(manifest));
     under_way_ = true;
 }
@@ -143,9 +166,10 @@ void Snapshots::settle() {
             std::fprintf(stderr, "train_llama: no snapshot of step %lld: %s\n", (long long)r.step, r.error.c_str());
             if (r.not_finite) health_.report_end(kExitNumbers, r.error);
         } else if (!std::exchange(told_, true)) {
-            log_.line(format("snapshot of step %lld in this host's memory, %s: copied in %.2f s, written in %s",
-                             (long long)r.step, human_bytes(r.bytes).c_str(), r.stall_seconds,
-                             duration(r.write_seconds).c_str()));
+            log_.line(format(
+                "snapshot of step %lld in %s, %s: copied in %.2f s, written in %s", (long long)r.step,
+                neighbours_ ? "the hosts' memory, with a copy of each host's slices on the next" : "this host's memory",
+                human_bytes(r.bytes).c_str(), r.stall_seconds, duration(r.write_seconds).c_str()));
         }
     }
 }

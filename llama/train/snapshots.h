@@ -1,7 +1,9 @@
 #pragma once
 // --snapshot-every: checkpoints in the memory of this host, in the folder of comm/restart.h, for ranks that start again
-// after one has died. A snapshot of step S counts before step S + 2 begins; the one before it goes then.
+// after one has died. A snapshot of step S counts before step S + 2 begins; the one before it goes then, or on several
+// hosts (neighbours.h), each of which holds a copy of another's slices, when the next is made.
 
+#include <memory>
 #include <string>
 
 #include "comm/process.h"
@@ -9,6 +11,7 @@
 #include "llama/report/log.h"
 #include "llama/train/core.h"
 #include "llama/train/health.h"
+#include "llama/train/neighbours.h"
 #include "llama/train/options_train.h"
 
 namespace rz {
@@ -23,15 +26,15 @@ void continue_run(TrainOptions&, Process&);
 CheckpointStore snapshot_store();
 bool is_snapshot(const std::string& checkpoint_folder);
 
-// Of this rank, in files: one that counts, and the next.
-int64_t snapshot_bytes(const Zero&);
-// Collective, before training: throws where the host's memory for files is too small.
+// In files: one that counts, and the next. held: slices of this rank and of others that it keeps a copy of.
+int64_t snapshot_bytes(int64_t held);
+// Collective, before training: throws where a host's memory for files is too small.
 void check_snapshot_memory(const TrainOptions&, Process&, const Zero&);
 
 class Snapshots {
    public:
     // Collective; all outlive this. `keeps`: this start came from one, which stays until the next counts.
-    Snapshots(Process&, TrainingCore&, Health&, Log&, SaveOptions of_checkpoints, bool keeps);
+    Snapshots(Process&, TrainingCore&, Health&, Log&, SaveOptions of_checkpoints, const std::string& out, bool keeps);
     ~Snapshots();
 
     // Collective: copies the state, and makes a snapshot of the copy while training continues.
@@ -40,10 +43,14 @@ class Snapshots {
     void settle();
 
    private:
+    int64_t bytes() const;
+
     Process& process_;
     TrainingCore& core_;
     Health& health_;
     Log& log_;
+    SnapshotHosts hosts_;
+    std::unique_ptr<Neighbours> neighbours_;  // nullptr: one host
     CheckpointWriter writer_;
     bool under_way_ = false, told_ = false;
 };

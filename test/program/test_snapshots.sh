@@ -124,6 +124,31 @@ for real, planned, less in zip(ranks, plan, without, strict=True):
 END
 }
 check "the memory of snapshots: plan and ledger" as_planned
+cp "$work/machine.toml" "$work/hosts.toml"
+echo "ranks-per-node = 1" >> "$work/hosts.toml"
+run test/faults/hosts.py 0/1 "$program" "${train[@]}" --steps 2 --snapshot-every 1 --out "$work/two"
+"$program" plan --gpus 2 --gpu "$work/hosts.toml" "${train[@]}" --steps 2 --snapshot-every 1 --out "$work/two" --json "$work/plan2.json" > "$work/log" 2>&1
+on_two_hosts_as_planned() {  # a rank keeps what the other has, so that the sums are alike
+  python3 - "$work" << 'END' >> "$work/log" 2>&1
+import json, sys
+ranks = json.load(open(f"{sys.argv[1]}/two/ranks.json"))
+plan, one_host = (json.load(open(f"{sys.argv[1]}/{name}.json"))["planned_ranks"] for name in ("plan2", "plan"))
+real, planned = (sum(rank["memory_peak"]["workspace"] for rank in ranks) for ranks in (ranks, plan))
+held, less = (sum(rank["bytes_of_snapshots"] for rank in plan) for plan in (plan, one_host))
+print(real, planned, held, less)
+assert real == planned and 3 * held == 7 * less  # a copy and twice two; on its way a small share twice
+END
+}
+check "  and on two hosts" on_two_hosts_as_planned
+
+# ---- several hosts (test/faults/hosts.py): a copy of each one's slices is on the next ----
+hosts() { run test/faults/hosts.py "$@"; }
+FAULT=step:2:12:kill check "a host is lost: the run finishes" hosts --lose one 0,1/2/3 "$program" "${train[@]}" --snapshot-every 3 --out "$work/host"
+check "  a spare one gets its slices" says "the slices of 1 of 4 ranks came from the host that had a copy"
+check "  from the snapshot" says "^resumed  the snapshot .*step_0000000(09|12): "
+check "  at most three steps are lost" lost 3
+check "  the weights and rows of the undisturbed run" same host
+check "  nothing is left in memory" gone
 
 # ---- refused ----
 check "--snapshot-every where nothing starts again" refused "$program" "${train[@]}" --snapshot-every 3 --out "$work/no"
@@ -153,6 +178,33 @@ check "  the weights and rows of the undisturbed run" same plain
 (cd "$work" && RINGZERO_RUNS=$work/runs FAULT=step:0:8:kill run "$program" "${train[@]}" --ranks 2 --max-restarts 5 --snapshot-every 3)
 check "without --out: in the folder of the first start" test "$(find "$work/runs" -mindepth 1 -maxdepth 1 | wc -l)" = 1
 check "  which is finished" test -e "$work"/runs/*/final/model.safetensors
+
+FAULT=step:0:12:kill check "rank 0's host is lost, and the others change places" \
+  hosts --lose one --rotate 0,1/2/3 "$program" "${train[@]}" --snapshot-every 3 --out "$work/root-host"
+check "  the slices come" says "the slices of 1 of 4 ranks came"
+check "  at most three steps are lost" lost 3
+check "  the weights and rows of the undisturbed run" same root-host
+check "  nothing is left in memory" gone
+FAULT=step:2:14:kill check "two neighbours are lost at once" \
+  hosts --lose two 0,1/2/3 "$program" "${train[@]}" --no-background-save --snapshot-every 3 --out "$work/two-hosts"
+check "  said, and whose slices" says "of the snapshot of step 12 no host that is left has the slices of rank 2"
+check "  and what is taken instead" says "going back to the checkpoint of step 10"
+check "  the weights and rows of the undisturbed run" same two-hosts
+FAULT=step:3:12:kill check "no host is lost: nothing has to come" hosts 0,1/2/3 "$program" "${train[@]}" --snapshot-every 3 --out "$work/no-host"
+check "  nor does" test "$(grep -c 'slices of' "$work/log")" = 0
+check "  at most three steps are lost" lost 3
+check "  the weights and rows of the undisturbed run" same no-host
+FAULT=snapshot.arrived:3:2:eio check "a bit changes on the way to another host" \
+  hosts 0,1/2/3 "$program" "${train[@]}" --snapshot-every 3 --out "$work/bit"
+check "  no such snapshot" says "no snapshot of step 6: rank 3: slices of rank 2 came with other bits than they were sent with"
+check "  the weights and rows of the undisturbed run" same bit
+for layout in "--tp 2" "--pp 2" "--shard-size 2" "--zero 1"; do  # tp's copies of norms are on two hosts, and ZeRO-1 shares parameters
+  name=${layout// /}
+  run "$program" "${train[@]}" $layout --batch-tokens 128 --ranks 4 --out "$work/undisturbed$name"
+  FAULT=step:1:12:kill check "a host is lost, $layout" hosts --lose one 0/1/2/3 "$program" "${train[@]}" $layout --batch-tokens 128 --snapshot-every 3 --out "$work/host$name"
+  check "  from the snapshot" says "^resumed  the snapshot .*step_0000000(09|12): "
+  check "  the undisturbed run's weights" cmp "$work/undisturbed$name/final/model.safetensors" "$work/host$name/final/model.safetensors"
+done
 
 if unshare -m true 2> /dev/null; then
   check "too little memory: 70, before anything is made" bash -c "unshare -m sh -c 'mount -t tmpfs -o size=64k none /dev/shm && exec \"\$@\"' sh \

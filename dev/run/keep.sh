@@ -1,0 +1,30 @@
+#!/usr/bin/env bash
+# Keeps snapshots in this host's memory while a command starts the ranks of this host, again and again.
+#
+#   dev/run/keep.sh -- torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 20 ... --no-python ./train_llama --snapshot-every 50 ...
+#
+# One on every host of a job (srun --ntasks-per-node=1 dev/run/keep.sh -- torchrun ...). --snapshot-every puts the slices of the
+# host's ranks, and a copy of those of another host, into a folder in /dev/shm, which goes when the command ends, however it ends;
+# after kill -9 of this script, with the next one. Ends with the command's code; signals (TERM, USR1, INT) are passed on.
+set -uo pipefail
+[ "${1:-}" = -- ] && [ $# -gt 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
+shift
+for left in /dev/shm/ringzero-restart-*; do  # no lock is held on what a killed one has left
+  [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
+done
+memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX) || exit 70
+trap 'rm -rf -- "$memory"' EXIT
+exec 7< "$memory"
+flock -n 7
+export RINGZERO_RESTART=$memory
+"$@" 7<&- &
+job=$!
+for signal in TERM USR1; do trap 'kill -'$signal' "$job" 2> /dev/null' $signal; done
+trap 'kill -TERM "$job" 2> /dev/null' INT  # what bash starts in the background ignores INT
+rc=0
+wait "$job" || rc=$?
+while kill -0 "$job" 2> /dev/null; do  # a signal ended the wait, not the command
+  rc=0
+  wait "$job" || rc=$?
+done
+exit "$rc"
