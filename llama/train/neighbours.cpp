@@ -411,7 +411,7 @@ static std::optional<Snapshot> newest_whole(const std::map<Snapshot, Found>& fou
     return std::nullopt;
 }
 
-// What a host needs of a snapshot before slices come: small files, and the sizes of the others.
+// A host needs small files of a snapshot before slices come, and the sizes of the others.
 static std::string skeleton_of(const std::string& folder) {
     Json small = Json::object(), sized = Json::object();
     const Manifest manifest = Manifest::from_json(read_file(folder + "/" + kManifestName), folder);

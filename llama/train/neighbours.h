@@ -5,7 +5,7 @@
 //
 //   RESTART/checkpoints/step_000000300/shares/7      rank 7's: which bytes of which files (CopyLayout, as JSON)
 //
-// Where a host is lost, ranks that start again on another get theirs from the host that has the copy.
+// If a host is lost, ranks that start again on another get theirs from the host that has the copy.
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +26,7 @@ class SnapshotHosts {
     std::vector<int> makers() const;                               // the first rank of each host
     int maker(int rank) const { return first_[size_t(rank)]; }
     std::vector<int> members(int maker) const;
-    // Who keeps a copy of this rank's slices: a rank of the next host.
+    // A rank of the next host, which keeps a copy of this rank's slices.
     int keeper(int rank) const;
     std::vector<int> kept_by(int keeper) const;
 
