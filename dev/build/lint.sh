@@ -65,6 +65,8 @@ missing() {
   done
 }
 say "tests that test/faults/MATRIX.md names and that are not there:" "$(missing)"
+planted() { for table in pipelines formats; do python3 test/llama/mutants.py --table "$table" --check; done; }
+say "faults of test/llama/mutants.py whose line of source is not there:" "$(planted)"
 if up=$(dev/build/arrows.sh); then echo "includes point down only"; else say "includes that point up or aside:" "$up"; fi
 # Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
 format=""

@@ -307,10 +307,10 @@ PIPELINES = [
     ),
     (
         "recomputation ignores the mask",
-        "llama/model/stage.cpp",
-        "work_.block(unit).forward(stream_, shape, w, a, work_.scratch(), nullptr);",
-        "{ BlockShape bare = shape; bare.first_key = nullptr; "
-        "work_.block(unit).forward(stream_, bare, w, a, work_.scratch(), nullptr); }",
+        "llama/model/block.cpp",
+        "if (what == Recompute::block) return forward(p.stream, p.shape, w, a, p.scratch, nullptr);",
+        "if (what == Recompute::block) { BlockShape bare = p.shape; bare.first_key = nullptr; "
+        "return forward(p.stream, bare, w, a, p.scratch, nullptr); }",
         ["Documents.RecomputationGivesTheSameBits"],
     ),
     (
