@@ -43,6 +43,8 @@ say "asks the job for its rank or size, not the mesh for a place on an axis (rep
 say "not of the top level's fixed layout:" "$strangers"
 say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
+say "a room's README is a map of at most 40 lines, a page of the guide has at most 150:" "$(
+  wc -l "${pages[@]}" | awk '($2 ~ /\/README\.md$/ && $2 !~ /^dev\/(notes\/README|learn\/[0-9])/ && $1 > 40) || ($2 ~ /^dev\/guide\// && $1 > 150) { print "    " $2 ": " $1 }')"
 
 unmeasured() {
   comm -23 <(grep -hoE '^void [a-z0-9_]+\(Stream&, const [A-Z]' kernels/*.h kernels/*/*.h | sed 's/^void //; s/(.*//' | sort -u) \
