@@ -28,7 +28,7 @@ begins() {
       is = match($0, /^[ \t]*(\/\/|#)[\/!<]*[ \t]*/)
       text = is ? substr($0, RLENGTH + 1) : ""
       if (!open && text ~ /^(Of|What|Where|Who|Whether)[^A-Za-z0-9_]/) print "    " FILENAME ":" FNR ": " substr(text, 1, 60)
-      open = is && text != "" && text !~ /[.:]$/
+      open = is && text != "" && text !~ /[.:]$/ && $0 !~ /^#!/
     }'
 }
 say() { [ -z "$2" ] && return; printf '%s\n%s\n' "$1" "$2"; found=1; }

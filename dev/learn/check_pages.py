@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Keeps dev/learn/ honest: what its pages name exists, and each exercise is its solution but for the holes.
+"""Keeps dev/learn/ honest: what its pages name exists, and each hole of a lesson has two halves.
 
   dev/learn/check_pages.py      from the top of the project; prints "N passed, N failed"
 
@@ -26,21 +26,17 @@ def expect(good, text):
         print(f"FAILED: {text}")
 
 
-def without_holes(path):
-    with open(path) as f:
-        text = f.read()
-    holes = re.findall(r"// >>> hole", text)
-    kept = re.sub(r"(// >>> hole[^\n]*\n(?: *//(?! <<<)[^\n]*\n)*).*?( *// <<<\n)", r"\1\2", text, flags=re.S)
-    return kept, len(holes), text
+HOLE = r"// >>> hole[^\n]*\n(?: *//[^\n]*\n)*#ifdef HOLE\n(.*?)#else\n(.*?)#endif\n *// <<<\n"
 
 
 def check_holes(folder):
-    (source,) = glob.glob(f"{folder}/solution.c*")
-    solution, holes, solved = without_holes(source)
-    exercise, others, unsolved = without_holes(source.replace("/solution.", "/exercise."))
-    expect(holes > 0 and holes == others and solved.count("// <<<") == holes, f"{folder}: holes and ends do not pair up")
-    expect(solution == exercise, f"{folder}: the exercise differs from the solution outside the holes")
-    expect(solved != unsolved, f"{folder}: the exercise is solved (to take it back: git checkout {folder})")
+    (path,) = glob.glob(f"{folder}/lesson.c*")
+    with open(path) as f:
+        text = f.read()
+    holes = re.findall(HOLE, text, re.S)
+    marks = {text.count(mark) for mark in ("// >>> hole", "#ifdef HOLE", "// <<<")}
+    expect(holes and marks == {len(holes)}, f"{path}: holes, their halves and their ends do not pair up")
+    expect(all(hole != answer for hole, answer in holes), f"{path}: a hole has its solution in it")
 
 
 def words_of(path):

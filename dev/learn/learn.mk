@@ -1,6 +1,6 @@
 # The lessons. make learn: every solution passes its check, every exercise as it stands fails it.
-# make lesson N=3: the check of lesson 3 on mine.cpp, a copy of its exercise that is yours to edit and that git does not
-# see. make speedrun: a loss to reach.
+# make lesson N=3: the check of lesson 3 on mine.cpp, its exercise, which is yours to edit and which git does not see.
+# lesson.cpp is both: with HOLE defined the exercise, without it the solution. make speedrun: a loss to reach.
 
 LEARN := $(OBJ)/learn
 LESSONS := $(notdir $(patsubst %/,%,$(sort $(wildcard dev/learn/[0-9][0-9]_*/))))
@@ -12,6 +12,14 @@ $(LEARN)/%.o: dev/learn/%.cpp
 	@mkdir -p $(@D)
 	$(say)
 	@$(CXX) $(LEARN_FLAGS) -c -o $@ $<
+$(LEARN)/%/solution.o: dev/learn/%/lesson.cpp
+	@mkdir -p $(@D)
+	$(say)
+	@$(CXX) $(LEARN_FLAGS) -MF $(@:.o=.lesson.d) -c -o $@ $<
+$(LEARN)/%/exercise.o: dev/learn/%/lesson.cpp
+	@mkdir -p $(@D)
+	$(say)
+	@$(CXX) $(LEARN_FLAGS) -DHOLE -MF $(@:.o=.lesson.d) -c -o $@ $<
 $(LEARN)/%/solution: $(LEARN)/%/check.o $(LEARN)/%/solution.o $(LIB)
 	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
@@ -22,7 +30,7 @@ $(LEARN)/%/mine: $(LEARN)/%/check.o $(LEARN)/%/mine.o $(LIB)
 	$(say)
 	@$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 $(MINE):
-	@cp $(@D)/exercise$(suffix $@) $@
+	@awk '/^#ifdef HOLE$$/ { next } /^#else$$/ { hide = 1; next } /^#endif$$/ { hide = 0; next } !hide' $(@D)/lesson$(suffix $@) > $@
 
 # Lesson 18 is a CUDA kernel, which the host's compiler makes for the emulator (test/simt): CUDA's headers are all that it
 # needs, the toolkit's, or 3 MB from PyPI.
@@ -40,10 +48,12 @@ $(LEARN)/emu/%.o: test/simt/%.cpp | $(LEARN_CUDA)cuda_fp8.h
 	@$(CXX) $(LEARN_EMU_FLAGS) -O2 -c -o $@ $<
 $(LEARN)/libemu.a: $(patsubst %,$(LEARN)/emu/%.o,stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device)
 	@rm -f $@; ar rcs $@ $^
-$(LEARN_KERNEL)/%.o: dev/learn/18_cuda_kernel/%.cu | $(LEARN_CUDA)cuda_fp8.h
+$(LEARN_KERNEL)/mine.o: dev/learn/18_cuda_kernel/mine.cu
+$(LEARN_KERNEL)/solution.o $(LEARN_KERNEL)/exercise.o: dev/learn/18_cuda_kernel/lesson.cu
+$(LEARN_KERNEL)/mine.o $(LEARN_KERNEL)/solution.o $(LEARN_KERNEL)/exercise.o: $(LEARN_KERNEL)/%.o: | $(LEARN_CUDA)cuda_fp8.h
 	@mkdir -p $(@D)
 	$(say)
-	@$(CXX) -x c++ $(LEARN_EMU_FLAGS) -c -o $@ $<
+	@$(CXX) -x c++ $(LEARN_EMU_FLAGS) $(if $(filter exercise,$*),-DHOLE) -MF $(@:.o=.lesson.d) -c -o $@ $<
 $(LEARN_KERNEL)/check.o: dev/learn/18_cuda_kernel/check.cpp | $(LEARN_CUDA)cuda_fp8.h
 	@mkdir -p $(@D)
 	$(say)
@@ -86,4 +96,5 @@ speedrun-run: $(OBJ)/train_llama
 pages: train_llama
 	@dev/build/pages.py
 
--include $(wildcard $(LEARN)/*/*.d)
+# Not solution.d and exercise.d: builds from before there was lesson.cpp have them.
+-include $(filter-out %/solution.d %/exercise.d,$(wildcard $(LEARN)/*/*.d))

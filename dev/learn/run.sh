@@ -32,7 +32,7 @@ done
 speedrun() { dev/learn/speedrun/speedrun.py --program "$PROGRAM" --check --data "$work/speedrun" > "$work/log" 2>&1; }
 check "speedrun: its data are the fixed ones, and record.toml trains" speedrun
 
-# The pages: what they name exists, and an exercise is its solution but for the holes.
+# The pages: what they name exists, and each hole of a lesson has two halves.
 pages() { dev/learn/check_pages.py > "$work/log" 2>&1; }
 check "pages, pictures and exercises" pages
 summary

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What --bucket-mib does to a step, on N "hosts" of one machine whose links are shaped (dev/net/netns_hosts.sh; needs root): one
+# Effect of --bucket-mib on a step, on N "hosts" of one machine whose links are shaped (dev/net/netns_hosts.sh; needs root): one
 # collective for each block beside one for several of them. Prints a table.
 #
 #   dev/net/bucket_study.sh [N] [RATES...]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Whether the virtual network says how long collectives take: N "hosts" of one machine over shaped links
+# Compares the virtual network's time of collectives with a clock: N "hosts" of one machine over shaped links
 # (dev/net/netns_hosts.sh; needs root). The rate and the latency of a link are measured pair by pair (build/dev/sanity --links), the
 # model gets these two numbers (build/dev/virtual_net shaped), and its times stand beside those of build/dev/bench_collectives.
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a new user meets in the first hour: models that stop, files that stay, tokenizers and learning rates that are not what was
+# First hour of a new user: models that stop, files that stay, tokenizers and learning rates that are not what was
 # meant. Ends with "N passed, N failed".
 #
 #   test/program/test_first_hour.sh ./train_llama

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What goes wrong on GPUs, on the emulator with its model of NCCL: a fault of a device, a call of NCCL that never returns, a job
+# Faults of GPUs, on the emulator with its model of NCCL: a fault of a device, a call of NCCL that never returns, a job
 # that is stopped for longer than the deadline, a disk that is slower than it. And ranks without MPI, each on a GPU of its own.
 # Ends with "N passed, N failed, N skipped".
 #

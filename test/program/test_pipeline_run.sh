@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run does besides training, with its model on the stages of a pipeline: samples, weights to start from, hybrid
+# Work of a run besides training, with its model on the stages of a pipeline: samples, weights to start from, hybrid
 # sharding, rollback, replicas that differ, signals. Each gives the bits, or the text, of the same run without a pipeline. Ends with
 # "N passed, N failed".
 #

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# What a run shows beside its numbers: the report that compares runs, the file for W&B, TensorBoard's extras. Ends with
+# Views of a run beside its numbers: the report that compares runs, the file for W&B, TensorBoard's extras. Ends with
 # "N passed, N failed".
 #
 #   test/program/test_report.sh ./train_llama REPORT      REPORT: build/dev/report
