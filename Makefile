@@ -13,6 +13,7 @@
 #   make dist         an archive that runs without compilers, into build/dist (dev/build/dist.sh)
 #   make learn        25 lessons: solutions pass, exercises fail (dev/learn/README.md)
 #   make bench        the microbenchmarks and tools in dev/
+#   make check        before a commit, in under a minute beside the compiling: lint, tests that reach what changed (dev/build/check.sh)
 #   make lint         static checks that take seconds (dev/build/lint.sh)
 #   make deps         install what is missing    make reconfigure  look again what is here    make clean
 #   make compile-commands  build/compile_commands.json, for editors
@@ -357,6 +358,9 @@ dist: $(OBJ)/dist/train_llama
 .PHONY: deps onednn quickstart reproduce reproduce-run lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
+.PHONY: check
+check: train_llama $(OBJ)/unit_tests
+	@dev/build/check.sh $(OBJ)
 # For clangd and its like: how the host's sources are compiled. Link it to where the editor looks.
 .PHONY: compile-commands
 compile-commands:

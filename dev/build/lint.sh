@@ -2,7 +2,7 @@
 # Static checks that take seconds: the rules of the code, the shell scripts, the Python files. What is not installed is
 # skipped, and that is said. Exit code 1 if something was found.
 #
-#   dev/build/lint.sh      (make lint)
+#   dev/build/lint.sh [--changed]      (make lint)      --changed: formatting and shellcheck of files that differ from HEAD alone
 # It uses  apt-get install shellcheck; python3 -m pip install ruff
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit
@@ -70,12 +70,19 @@ say "tests that test/faults/MATRIX.md names and that are not there:" "$(missing)
 planted() { for table in pipelines formats; do python3 test/llama/mutants.py --table "$table" --check; done; }
 say "faults of test/llama/mutants.py whose line of source is not there:" "$(planted)"
 if up=$(dev/build/arrows.sh); then echo "includes point down only"; else say "includes that point up or aside:" "$up"; fi
+if [ "${1:-}" = --changed ]; then
+  only() { printf '%s\n' "$@" | grep -Fxf <({ git diff --name-only --diff-filter=d HEAD; git ls-files --others --exclude-standard; }); }
+  mapfile -t sources < <(only "${sources[@]}")
+  mapfile -t scripts < <(only "${scripts[@]}")
+fi
 # Formatting: by the one version that install_deps.sh knows, since each formats a little differently.
 format=""
 for c in clang-format clang-format-14 build/tools/bin/clang-format; do
   [ -n "$format" ] || ! "$c" --version 2> /dev/null | grep -q "version 14.0.6" || format=$c
 done
-if [ -n "$format" ]; then
+if [ ${#sources[@]} = 0 ]; then
+  echo "clang-format: nothing to look at"
+elif [ -n "$format" ]; then
   if "$format" --dry-run --Werror "${sources[@]}" > /tmp/rz-format.$$ 2>&1; then
     echo "clang-format: ${#sources[@]} files are formatted"
   else
@@ -86,7 +93,9 @@ if [ -n "$format" ]; then
 else
   say "clang-format 14.0.6 is not installed:" "    make deps installs it"
 fi
-if command -v shellcheck > /dev/null; then
+if [ ${#scripts[@]} = 0 ]; then
+  echo "shellcheck: nothing to look at"
+elif command -v shellcheck > /dev/null; then
   if shellcheck -x -S warning "${scripts[@]}" test/program/check.sh; then echo "shellcheck: ${#scripts[@]} scripts are clean"; else found=1; fi
 else
   echo "shellcheck is not installed: skipped"
