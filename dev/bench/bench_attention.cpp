@@ -5,8 +5,10 @@
 #include "kernels/attention/attention.h"
 
 #include "dev/bench/bench.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/attention/attention_largest.h"
 #include "kernels/attention/attention_merge.h"
+#include "kernels/runtime/capability.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -68,17 +70,19 @@ int main(int argc, char** argv) {
                       const AttentionForward f = forward(m);
                       attention_forward(m.stream(), f);
                       void* dqkv = m.output(B * T * row, t, "dqkv");
-                      const AttentionBackward a{dqkv,
-                                                at(dqkv, H * D),
-                                                at(dqkv, (H + K) * D),
-                                                m.random(B * T * H * D, t, 2),
-                                                f.q,
-                                                f.k,
-                                                f.v,
-                                                f.o,
-                                                f.lse,
-                                                m.scratch(attention_backward_workspace(s)),
-                                                s};
+                      AttentionBackward a{dqkv,
+                                          at(dqkv, H * D),
+                                          at(dqkv, (H + K) * D),
+                                          m.random(B * T * H * D, t, 2),
+                                          f.q,
+                                          f.k,
+                                          f.v,
+                                          f.o,
+                                          f.lse,
+                                          m.scratch(attention_backward_workspace(s)),
+                                          s};
+                      a.kept_bytes = attention_kept_bytes(s, compute_capability(m.stream().device()));
+                      if (a.kept_bytes > 0) a.kept = m.scratch(a.kept_bytes);
                       return [a](Stream& stream) { attention_backward(stream, a); };
                   });
     });

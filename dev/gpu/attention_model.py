@@ -16,6 +16,7 @@ import subprocess
 import sys
 
 MULTIPROCESSORS, CLOCK = 132, 1.83e9
+MEMORY_RATE = 4.3e12 / (MULTIPROCESSORS * CLOCK)  # bytes per clock of one multiprocessor, of an H200
 WGMMA_RATE = 4096  # FLOP per clock and multiprocessor, dense 16-bit
 MMA_RATE = {"sm_80": 2048, "sm_90": 0.63 * 4096}  # of mma.sync; Hopper's as measured in arXiv 2501.12084
 SHARED_RATE = 128  # bytes per clock
@@ -35,7 +36,20 @@ WGMMA = {
     "attention_forward_wgmma_kernel": dict(columns=128, products=2),
     "attention_backward_kv_wgmma_kernel": dict(columns=64, products=4),
     "attention_backward_q_wgmma_kernel": dict(columns=64, products=3),
+    # With the score gradients kept: five products, without and with documents. The loop of dq has three tiles.
+    "attention_backward_kv_wgmma_kernel, kept": dict(columns=64, products=4),
+    "attention_backward_kv_wgmma_kernel, kept, documents": dict(columns=64, products=4),
+    "attention_backward_dq_wgmma_kernel": dict(columns=192, products=1),
 }
+
+
+def variant(name, flags):
+    """The name of an instance: forward by mma.sync may have 32 keys in a tile, not 64; what writes dk and dv may keep
+    the score gradients, and then see documents or not."""
+    first, second = [f in ("1", "true") for f in flags + ["0", "0"]][:2]
+    if "wgmma" not in name:
+        return name + first * ", 32 keys"
+    return name + first * ", kept" + (first and second) * ", documents"
 
 
 def kernels(path, arch):
@@ -50,9 +64,9 @@ def kernels(path, arch):
     for line in dump.splitlines():
         if m := re.search(r"Function : (\S+)", line):
             name = subprocess.run(["c++filt", m[1]], capture_output=True, text=True, check=True).stdout
-            parts = re.search(r"(attention_\w+_kernel)<(\w+), (?:\(int\))?(\d+)(?:, (?:\(bool\))?(\w+))?>", name)
-            narrow = parts and parts[4] in ("1", "true")  # the forward pass by mma.sync: 32 keys in a tile, not 64
-            code = found.setdefault((parts[1] + narrow * ", 32 keys", parts[2].strip("_"), int(parts[3])), []) if parts else None
+            parts = re.search(r"(attention_\w+_kernel)<(\w+), (?:\(int\))?(\d+)((?:, (?:\(bool\))?\w+)*)>", name)
+            code = found.setdefault((variant(parts[1], re.findall(r"\w+", parts[4].replace("(bool)", ""))),
+                                     parts[2].strip("_"), int(parts[3])), []) if parts else None
         elif code is not None and (m := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line)):
             code.append((int(m[1], 16), m[2]))
     return found
@@ -140,9 +154,9 @@ def register_faults(code):
 def streamed_bytes(name, D):
     """What TMA writes into shared memory per tile and warpgroup that uses it. Forward's keys lie in panels of 64 columns,
     the last of which it fills up; everything else in panels that D is a multiple of."""
-    forward = "forward" in name
-    columns = D + ((D + 63) // 64 * 64 if forward else D)
-    return WGMMA[name]["columns"] * columns * 2 / (3 if forward and D == 64 else 2)
+    forward, dq = "forward" in name, "_dq_" in name
+    columns = D if dq else D + ((D + 63) // 64 * 64 if forward else D)
+    return WGMMA[name]["columns"] * columns * 2 / (3 if dq or (forward and D == 64) else 2)
 
 
 def wgmma_rows(objects, every):
@@ -162,6 +176,8 @@ def wgmma_rows(objects, every):
                     tensor += 64 * int(m[1]) * 16 * 2 / WGMMA_RATE
                     shared += 16 * 2 * (int(m[1]) + (64 if m[2] else 0))
             unit["tensor"], unit["shared"] = tensor, shared / SHARED_RATE
+            if "_dq_" in name:  # reads the score gradients from memory
+                unit["memory"] = 64 * k["columns"] * 2 / MEMORY_RATE
             bound = max(unit, key=unit.get)
             flops = k["products"] * 2 * 64 * k["columns"] * D
             rate = flops / unit[bound] * MULTIPROCESSORS * CLOCK / 1e12
@@ -178,13 +194,17 @@ def print_wgmma(rows):
         label = name if dtype == "nv_bfloat16" else f"{name}, fp16"
         print_row([label, D, f"{size}, {sum(count.values())}", count["HGMMA"], count["MUFU"], fp32, alu, rest,
                    unit["tensor"], unit["shared"], unit["exp"], unit["issue"], unit["alu"], bound, rate])
-    print("\nBackward as a whole, five products counted of the seven computed:\n")
+    print("\nBackward as a whole, five products counted of the seven computed, or of five where the score gradients are kept:\n")
     print("| D | clocks per 64 x 64 scores: kv, q | TFLOP/s of the five |")
     print("|---|---|---|")
     per = {(r[0], r[2]): r[8] * 64 for r in rows if r[1] == "nv_bfloat16"}
+    def whole(label, D, kv, q):
+        print(f"| {label} | {kv:.0f}, {q:.0f} | {5 * 2 * 64 * 64 * D / (kv + q) * MULTIPROCESSORS * CLOCK / 1e12:.0f} |")
+
     for D in sorted({r[2] for r in rows}):
-        kv, q = per[("backward_kv_wgmma", D)], per[("backward_q_wgmma", D)]
-        print(f"| {D} | {kv:.0f}, {q:.0f} | {5 * 2 * 64 * 64 * D / (kv + q) * MULTIPROCESSORS * CLOCK / 1e12:.0f} |")
+        whole(D, D, per[("backward_kv_wgmma", D)], per[("backward_q_wgmma", D)])
+        if ("backward_dq_wgmma", D) in per:
+            whole(f"{D}, score gradients kept", D, per[("backward_kv_wgmma, kept", D)], per[("backward_dq_wgmma", D)])
 
 
 def print_mma(objects, every):

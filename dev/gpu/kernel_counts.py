@@ -128,15 +128,16 @@ def attention(build):
     for test, shape in ATTENTION:
         for way in ("Forward", "Backward"):
             for kernel, c in counts(build, test.format(way)).items():
-                m = re.match(r"(attention_\w+_wgmma_kernel)<__nv_bfloat16, (\d+)>", kernel)
+                m = re.match(r"(attention_\w+_wgmma_kernel)<__nv_bfloat16, (\d+)((?:, \w+)*)>", kernel)
                 if not m:
                     continue
-                name, D = attention_model.short(m[1]), int(m[2])
+                whole, D = attention_model.variant(m[1], re.findall(r"\w+", m[3])), int(m[2])
+                name = attention_model.short(whole)
                 _, _, _, size, code, unit, bound, rate, _ = model[name, D]
                 tiles = c["kinds"]["tensor core"] / code["HGMMA"]
                 print_row([name, D, shape, f"{tiles:.0f}", by_kind(c, tiles), f"{c['all'] / tiles:.0f}",
                            f"{size}, {sum(code.values())}", f"{c['kinds']['special'] / tiles:.1f}, {code['MUFU']}",
-                           f"{4 * c['bulk'] / tiles:.0f}, {attention_model.streamed_bytes(m[1], D):.0f}",
+                           f"{4 * c['bulk'] / tiles:.0f}, {attention_model.streamed_bytes(whole, D):.0f}",
                            f"{c['cycles'] / tiles:.1f}, {c['ideal'] / tiles:.1f}", sectors(c), lanes(c),
                            f"{bound}, {unit[bound]:.0f}, {rate:.0f}"])
 

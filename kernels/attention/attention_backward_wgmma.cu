@@ -31,7 +31,8 @@ struct Smem {
 template <int kStages>
 struct Barriers {
     uint64_t x_full, x_empty, full[kStages], empty[kStages];
-    int row[kStages];  // the stage's first row, counted from key 0
+    int row[kStages];      // the stage's first row, counted from key 0
+    int kept[kStages][2];  // where the tile of its ds lies, for each warpgroup's keys (KeptScores)
     Items items;
 };
 
@@ -63,9 +64,10 @@ __device__ __forceinline__ Item item_of(const AttentionShape& s, const WorkOrder
 }
 
 // One thread. At the end an item that does not exist, without rows.
-template <int D, bool kForKeys>
+template <int D, bool kForKeys, bool kKeeps>
 __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
-                                        const AttentionShape& shape, const BackwardStats& stats, const Maps& maps) {
+                                        const AttentionShape& shape, const BackwardStats& stats, const KeptScores& kept,
+                                        const Maps& maps) {
     using M = Smem<D>;
     using P = typename M::Panel;
     Cursor<M::kStages> at;
@@ -88,6 +90,11 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
                 const int row = (item.first_tile + tile) * kStream;
                 ptx::mbar_wait(&bars.empty[at.stage], at.parity ^ 1);
                 bars.row[at.stage] = kForKeys ? row + int(shape.offset()) : row;
+                if constexpr (kKeeps) {
+                    const int of = kept.tile(item.batch * int(shape.H) + head, row / kStream, item.row / kStream);
+                    bars.kept[at.stage][0] = of;
+                    bars.kept[at.stage][1] = of + kept.places.to_next_keys(item.row / kStream);
+                }
                 ptx::mbar_arrive_expect_tx(full, 2 * M::kTile + (kForKeys ? 2 * M::kStatBytes : 0));
                 load_panels<P>(y, kStream, maps.y1, full, head, row, item.batch);
                 load_panels<P>(y + M::kTile, kStream, maps.y2, full, head, row, item.batch);
@@ -103,13 +110,15 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
     ptx::mbar_arrive(&bars.x_full);
 }
 
-template <class T, int D, bool kForKeys>
+// kKeeps: the score gradients are kept, for keys only. kDocuments: keys may be hidden by them; false where none are.
+template <class T, int D, bool kForKeys, bool kKeeps = false, bool kDocuments = true>
 struct Consumer {
     using M = Smem<D>;
     using P = typename M::Panel;
     unsigned char* smem;
     Barriers<M::kStages>& bars;
     const AttentionShape& shape;
+    const KeptScores& kept;
     int group;    // 0 or 1
     float scale;  // of scores, for exp2
     int own = 0;  // place of the warpgroup's first row, counted from key 0
@@ -123,8 +132,8 @@ struct Consumer {
     float row_lse2[2], row_delta[2];        // of rows g and g + 8, for dq
 
     __device__ __forceinline__ Consumer(unsigned char* smem, Barriers<M::kStages>& bars, const AttentionShape& shape,
-                                        int group)
-        : smem(smem), bars(bars), shape(shape), group(group), scale(shape.scale * kLog2e) {}
+                                        const KeptScores& kept, int group)
+        : smem(smem), bars(bars), shape(shape), kept(kept), group(group), scale(shape.scale * kLog2e) {}
 
     __device__ __forceinline__ static int warp_row() { return int(threadIdx.x) % 128 / 32 * 16; }
     // For keys the warpgroup's first row says which it is: one register less in the loop.
@@ -201,15 +210,17 @@ struct Consumer {
         for (int i = 0; i < kStream / 2; ++i)
             s[i] = ptx::ex2(fmaf(s[i], scale, -(kForKeys ? lse2[i / 4 * 8 + 2 * pair + i % 2] : row_lse2[i % 4 / 2])));
         const int keys = int(shape.Tk) - own;
-        if (kForKeys ? place < kStream - 1 : place + kStream > min(1, keys)) {
+        if (kForKeys ? place < kStream - 1 || (kKeeps && keys < kGroupRows) : place + kStream > min(1, keys)) {
             const int r = warp_row() + lane / 4 - place;
 #pragma unroll
             for (int i = 0; i < kStream / 2; ++i) {
-                const int column = i / 4 * 8 + 2 * pair + i % 2, row = r + i % 4 / 2 * 8;
+                const int column = i / 4 * 8 + 2 * pair + i % 2;
+                int row = r + i % 4 / 2 * 8;
+                if (kKeeps && row >= keys - place) row = kStream;  // beyond the last key nothing may be kept
                 if (kForKeys ? column < row : column > min(row, keys - 1 - place)) s[i] = 0;
             }
         }
-        if (shape.first_key != nullptr &&
+        if (kDocuments && shape.first_key != nullptr &&
             (kForKeys ? first_seen(own + place + kStream - 1) > own : first_seen(own + kGroupRows - 1) > own + place))
             hide_documents(place);
         ptx::wgmma_pin(s);  // computed here, under the products in flight
@@ -221,6 +232,21 @@ struct Consumer {
 #pragma unroll
         for (int i = 0; i < kStream / 2; ++i)
             dp[i] = s[i] * (dp[i] - (kForKeys ? delta[i / 4 * 8 + 2 * pair + i % 2] : row_delta[i % 4 / 2]));
+    }
+
+    // Keeps ds of the tile in `stage`, a fragment of 16 queries and the warp's 16 keys after the other. It is packed
+    // apart from the operand, which ptxas would else let no product read while it is in use: with halves exchanged, so
+    // that the transposition exchanges neighbouring queries, and each lane stores what is its neighbour's.
+    __device__ __forceinline__ void keep(int stage) const {
+        uint32_t thread = threadIdx.x;
+        ptx::forget(thread);  // or the place would be kept in registers
+        uint4* to = kept.ds + int64_t(bars.kept[stage][own / kGroupRows % 2]) * kKeptTileChunks +
+                    thread % 128 / 32 * 32 + (thread % 32 ^ 4);
+        const auto transposed = [&](int i) { return ptx::movmatrix(pack_pair<T>(dp[i + 1], dp[i])); };
+#pragma unroll
+        for (int i = 0; i < kStream / 2; i += 8)
+            ptx::store16(to + i / 8 * 128,
+                         make_uint4(transposed(i), transposed(i + 4), transposed(i + 2), transposed(i + 6)));
     }
 
     // Both loops begin with nothing in flight, s holding p and dp complete, for the tile at `at`: ptxas would serialise
@@ -238,6 +264,7 @@ struct Consumer {
     // with the registers of their A operand; under both the tensor cores have other work.
     __device__ __forceinline__ void next_scores(int stage, int place) {
         start_scores();
+        if constexpr (kKeeps) keep(stage);
         start_grad1<1>(stage);
         start_dp();
         ptx::wgmma_wait<2>();
@@ -250,6 +277,7 @@ struct Consumer {
     }
     __device__ __forceinline__ void last_gradient() {
         start_grad1<0>(at.stage);
+        if constexpr (kKeeps) keep(at.stage);
         ptx::wgmma_wait<0>();
         ptx::wgmma_pin(grad1);
         release(&bars.empty[at.stage]);
@@ -267,6 +295,8 @@ struct Consumer {
     __device__ __forceinline__ void keys(const Item& item) {
         own = item.row + group * kGroupRows;
         int left = item.heads * item.tiles, from = 0;
+        if (kKeeps && own >= int(shape.Tk))  // no such tile of keys
+            for (; left > 0; --left) pass_over();
         for (; left > 0 && (from = place()) <= -kStream; --left) pass_over();
         if (left == 0) return release(&bars.x_empty);
         first_scores(from);
@@ -391,10 +421,10 @@ struct Consumer {
 };
 
 // Starts the producer or a consumer.
-template <class T, int D, bool kForKeys>
+template <class T, int D, bool kForKeys, bool kKeeps = false, bool kDocuments = true>
 __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>::kStages>& bars,
                                           const AttentionBackward& a, const BackwardStats& stats,
-                                          const WorkOrder& order, const Maps& maps) {
+                                          const KeptScores& kept, const WorkOrder& order, const Maps& maps) {
     if (threadIdx.x == 0) {
         bars.items.init();
         ptx::mbar_init(&bars.x_full, 1);
@@ -409,26 +439,28 @@ __device__ __forceinline__ void run_block(unsigned char* smem, Barriers<Smem<D>:
     const int group = warpgroup();
     if (group == 0) {
         ptx::setmaxnreg_dec<kProducerRegisters>();
-        if (threadIdx.x == 0) produce<D, kForKeys>(smem, bars, a.shape, stats, maps);
+        if (threadIdx.x == 0) produce<D, kForKeys, kKeeps>(smem, bars, a.shape, stats, kept, maps);
         if (threadIdx.x == 32)
-            bars.items.deal(order, a.beside.next_tile,
-                            [&](WorkItem w) { return item_of<kForKeys>(a.shape, order, w); });
+            bars.items.deal(order, a.beside.next_tile, [&](WorkItem w) {
+                if (kKeeps) w.head += kept.first_key_head;
+                return item_of<kForKeys>(a.shape, order, w);
+            });
         return;
     }
     ptx::setmaxnreg_inc<kConsumerRegisters>();
-    Consumer<T, D, kForKeys>(smem, bars, a.shape, group - 1).run(a, stats);
+    Consumer<T, D, kForKeys, kKeeps, kDocuments>(smem, bars, a.shape, kept, group - 1).run(a, stats);
 }
 
 // Grids of order.blocks blocks. The bodies exist for sm_90a alone: compiled_for_sm90a().
-template <class T, int D>
+template <class T, int D, bool kKeeps, bool kDocuments>
 __global__ void __launch_bounds__(kThreads, 1)
-    attention_backward_kv_wgmma_kernel(AttentionBackward a, BackwardStats stats, WorkOrder order,
+    attention_backward_kv_wgmma_kernel(AttentionBackward a, BackwardStats stats, KeptScores kept, WorkOrder order,
                                        const __grid_constant__ CUtensorMap q, const __grid_constant__ CUtensorMap k,
                                        const __grid_constant__ CUtensorMap v, const __grid_constant__ CUtensorMap d_o) {
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers<Smem<D>::kStages> bars;
-    run_block<T, D, true>(smem, bars, a, stats, order, {&k, &v, &q, &d_o});
+    run_block<T, D, true, kKeeps, kDocuments>(smem, bars, a, stats, kept, order, {&k, &v, &q, &d_o});
 #endif
 }
 
@@ -440,7 +472,8 @@ __global__ void __launch_bounds__(kThreads, 1)
 #if !defined(__CUDA_ARCH__) || defined(__CUDA_ARCH_FEAT_SM90_ALL)
     GPU_DYN_SMEM(smem);
     __shared__ Barriers<Smem<D>::kStages> bars;
-    run_block<T, D, false>(smem, bars, a, stats, order, {&q, &d_o, &k, &v});
+    run_block<T, D, false>(smem, bars, a, stats, KeptScores{nullptr, KeptPlaces(a.shape), 0, 0, 0}, order,
+                           {&q, &d_o, &k, &v});
 #endif
 }
 
@@ -451,8 +484,7 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
     if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
     bool done = false;
     with_mma_shape(s, [&]<class T, int D>() {
-        const auto& kv_kernel = kernel<attention_backward_kv_wgmma_kernel<T, D>>;
-        const auto& q_kernel = kernel<attention_backward_q_wgmma_kernel<T, D>>;
+        const auto& kv_kernel = kernel<attention_backward_kv_wgmma_kernel<T, D, false, true>>;
         if (!compiled_for_sm90a(kv_kernel.address())) return;
         const auto map = [&](const void* base, int64_t heads, int64_t T_len, int64_t row, int64_t batch) {
             return wgmma_map<typename Smem<D>::Panel>(base, D, heads, T_len, s.B, row, batch, kStream);
@@ -463,18 +495,36 @@ bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
         // Streamed tiles; the start and end of an item take about as long as three.
         const int64_t group = s.H / s.K, bytes = 4 * s.Tq * D;
         const double step = kRows / kStream, kv_step = step * double(group), before = double(s.offset()) / kStream;
-        const WorkOrder kv_order = work_order(
-                            {s.B * s.K, 1, blocks_for(s.Tk, kRows), bytes * group, kv_step, 3 + kv_step}, a.beside),
-                        q_order = work_order(
-                            {s.B * s.H, group, blocks_for(s.Tq, kRows), 4 * s.Tk * D, step, 3 + step + before},
-                            a.beside);
-        const auto config = [&](const WorkOrder& order) {
-            return LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream);
-        };
         const BackwardStats stats(a);
-        launch(kv_kernel, config(kv_order), a, stats, kv_order, q, k, v, d_o);
-        launch(q_kernel, config(q_order), a, stats, q_order, q, k, v, d_o);
+        const auto launch_kv = [&](const auto& of, const KeptScores& kept, int64_t heads) {
+            const WorkOrder order =
+                work_order({heads, 1, blocks_for(s.Tk, kRows), bytes * group, kv_step, 3 + kv_step}, a.beside);
+            launch(of, LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream), a, stats,
+                   kept, order, q, k, v, d_o);
+        };
         done = true;
+        if constexpr (D == 128) {
+            const KeptPlaces places(s);
+            const int64_t all = s.B * s.K, fit = a.kept ? kept_key_heads(s, a.kept_bytes) : 0;
+            const int64_t sections = fit > 0 ? ceil_div(all, fit) : 0;
+            for (int64_t i = 0; i < sections; ++i) {
+                const int64_t first = all * i / sections, heads = all * (i + 1) / sections - first;
+                const KeptScores kept{static_cast<uint4*>(a.kept), places, int(places.count()), int(first),
+                                      int(first * group)};
+                if (s.first_key == nullptr)
+                    launch_kv(kernel<attention_backward_kv_wgmma_kernel<T, D, true, false>>, kept, heads);
+                else
+                    launch_kv(kernel<attention_backward_kv_wgmma_kernel<T, D, true, true>>, kept, heads);
+                attention_backward_dq_wgmma(a, kept, heads * group, stream);
+            }
+            if (sections > 0) return;
+        }
+        launch_kv(kv_kernel, KeptScores{nullptr, KeptPlaces(s), 0, 0, 0}, s.B * s.K);
+        const WorkOrder order =
+            work_order({s.B * s.H, group, blocks_for(s.Tq, kRows), 4 * s.Tk * D, step, 3 + step + before}, a.beside);
+        launch(kernel<attention_backward_q_wgmma_kernel<T, D>>,
+               LaunchConfig(dim3(unsigned(order.blocks)), dim3(kThreads), Smem<D>::kBytes, stream), a, stats, order, q,
+               k, v, d_o);
     });
     return done;
 }

@@ -2,6 +2,8 @@
 
 #include <cmath>
 
+#include "kernels/attention/attention_kept.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -81,6 +83,7 @@ AttentionNumbers attention_numbers(Device device, const AttentionSample& s) {
          *dv = memory.take(s.T * kv_row * e);
     float* lse = reinterpret_cast<float*>(memory.take(s.H * s.T * 4));
     attention_forward(stream, {.o = o, .lse = lse, .q = q, .k = k, .v = v, .shape = shape});
+    const int64_t kept = attention_kept_bytes(shape, compute_capability(device));
     attention_backward(stream, {.dq = dq,
                                 .dk = dk,
                                 .dv = dv,
@@ -91,7 +94,9 @@ AttentionNumbers attention_numbers(Device device, const AttentionSample& s) {
                                 .o = o,
                                 .lse = lse,
                                 .workspace = memory.take(attention_backward_workspace(shape)),
-                                .shape = shape});
+                                .shape = shape,
+                                .kept = kept > 0 ? memory.take(kept) : nullptr,
+                                .kept_bytes = kept});
     return {memory.read(o, s.T * q_row, s.dtype), memory.read(lse, s.H * s.T, DType::f32),
             memory.read(dq, s.T * q_row, s.dtype), memory.read(dk, s.T * kv_row, s.dtype),
             memory.read(dv, s.T * kv_row, s.dtype)};

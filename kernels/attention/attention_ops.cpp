@@ -1,5 +1,6 @@
 // Attention's ops: what they refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/checks.h"
 #include "kernels/runtime/context.h"
 
@@ -9,6 +10,39 @@ int64_t attention_backward_workspace(const AttentionShape& s) {
     const int64_t heads = checked_mul(s.B, s.H, "attention: B x H");
     const int64_t rows = checked_mul(heads, round_up(s.Tq, 64), "attention: B x H x Tq");
     return checked_mul(rows, 2 * 4, "attention: bytes of workspace");  // BackwardStats; the CPU needs half of it
+}
+
+static int64_t kept_bytes_of_key_head(const AttentionShape& s) {
+    return checked_mul(KeptPlaces(s).count() * (s.H / s.K), kKeptTileBytes, "attention: score gradients of a key head");
+}
+
+int64_t kept_key_heads(const AttentionShape& s, int64_t bytes) {
+    const int64_t all = s.B * s.K, fit = std::min(all, bytes / kept_bytes_of_key_head(s));
+    return fit == 0 ? 0 : ceil_div(all, ceil_div(all, fit));
+}
+
+static bool keeps_scores(const AttentionShape& s, int capability) {
+    return capability / 10 == 9 && s.D == 128 && s.dtype != DType::f32;
+}
+
+int64_t attention_kept_bytes(const AttentionShape& s, int capability) {
+    constexpr int64_t kMost = int64_t(260) << 20, kFewestTiles = 200;
+    if (!keeps_scores(s, capability) || s.B == 0 || s.Tq == 0 || s.Tk == 0) return 0;
+    const int64_t all = s.B * s.K, heads = kept_key_heads(s, kMost);
+    if (heads == 0) return 0;
+    const int64_t fewest = all / ceil_div(all, heads);
+    if (heads < all && fewest * ceil_div(s.Tk, int64_t(128)) < kFewestTiles) return 0;
+    return heads * kept_bytes_of_key_head(s);
+}
+
+std::string attention_products(const AttentionShape& s, int capability, int64_t kept) {
+    if (!keeps_scores(s, capability)) return "";
+    const int64_t heads = kept_key_heads(s, kept);
+    if (heads > 0)
+        return format("five products, the score gradients of %lld of %lld key heads at a time in %s", (long long)heads,
+                      (long long)(s.B * s.K), human_bytes(kept).c_str());
+    return format("seven products; the score gradients of a key head would take %s",
+                  human_bytes(kept_bytes_of_key_head(s)).c_str());
 }
 
 static void check_shape(const char* op, const AttentionShape& s) {
@@ -87,6 +121,7 @@ void attention_backward(Stream& stream, const AttentionBackward& a) {
     check_pointer(op, "o", a.o, alignment);
     check_pointer(op, "lse", a.lse, 4);
     check_pointer(op, "workspace", a.workspace, 256);
+    if (a.kept != nullptr) check_pointer(op, "kept", a.kept, 256);
     AttentionBackward call = a;
     call.beside = beside_of(stream);
     stream.run(call, attention_backward_cpu, RZ_CUDA_OP(attention_backward_cuda));

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "kernels/attention/attention_kept.h"
 #include "kernels/attention/attention_mma.cuh"
 #include "kernels/attention/attention_order.h"
 
@@ -29,6 +30,19 @@ template <int D>
 using SummedPanels = Panels<D, D % 64 == 0   ? 64
                                : D % 32 == 0 ? 32
                                              : 16>;
+
+// Score gradients of a section of heads (attention_kept.h)
+struct KeptScores {
+    uint4* ds;
+    KeptPlaces places;
+    int of_head;                     // tiles
+    int first_key_head, first_head;  // batch * K + key head, batch * H + head
+
+    // head: batch * H + head
+    __device__ __forceinline__ int tile(int head, int q, int k) const {
+        return (head - first_head) * of_head + places.at(q, k);
+    }
+};
 
 // Work of a block in a round: rows of one head, and with them tiles of each of `heads` heads, from y_head on.
 struct Item {
@@ -222,6 +236,9 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count
 }
 
 // ---- host side
+
+// Computes dq from the score gradients that are kept.
+void attention_backward_dq_wgmma(const AttentionBackward&, const KeptScores&, int64_t heads, CudaStream);
 
 // True: the wgmma kernels take this shape on the current device, given its pointers.
 template <class... P>

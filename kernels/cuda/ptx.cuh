@@ -113,6 +113,17 @@ PTX_FN void cp_async_wait() {
 PTX_FN void ldmatrix_x4(uint32_t (&r)[4], const void* row PTX_AT) { PTX_LDMATRIX_X4(false, ".shared.b16"); }
 PTX_FN void ldmatrix_x4_trans(uint32_t (&r)[4], const void* row PTX_AT) { PTX_LDMATRIX_X4(true, ".trans.shared.b16"); }
 
+// movmatrix: of an 8x8 matrix that the warp holds as ldmatrix gives it, the transpose
+PTX_FN uint32_t movmatrix(uint32_t x PTX_AT) {
+#if defined(SIMT_EMU)
+    return simt::movmatrix(x, at);
+#else
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+#endif
+}
+
 // ---- mma.sync: D[16x8] = A[16x16] B[16x8] + C[16x8], 16-bit inputs, f32 accumulator. d and c may be one array.
 // With g = lane/4, t = lane%4 (two 16-bit values per register, the lower column or k in the lower half):
 //   a[0] (g, 2t..)   a[1] (g+8, 2t..)   a[2] (g, 2t+8..)   a[3] (g+8, 2t+8..)

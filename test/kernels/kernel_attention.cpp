@@ -1,6 +1,7 @@
 // Attention: CUDA kernels against the CPU op.
 #include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
 #include "test/kernels/attention_double.h"
@@ -111,6 +112,9 @@ class Attention : public testing::TestWithParam<Case> {
     double rounding() const { return ulp(GetParam().dtype) / 2; }
     void check_forward(AttentionKernels fastest = AttentionKernels::wgmma);
     void check_backward(AttentionKernels fastest = AttentionKernels::wgmma);
+    // The backward pass, with so many bytes for score gradients; o and lse come from the CPU, so that all sides start
+    // from the same bits.
+    std::function<void(KernelRun&)> backward(const Case& c, int64_t kept);
     // The gradients of one device against double
     std::function<void(const char* device, const KernelRun::Results&)> backward_in_double(const Case& c);
 };
@@ -188,21 +192,12 @@ std::function<void(const char*, const KernelRun::Results&)> Attention::backward_
     };
 }
 
-// Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and
-// dk sum scale * ds * k and q. Over a row p sums to 1; over a column to about 1 + ln(T) at most at random inputs, here
-// below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
-// single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
-// the largest of many.
-void Attention::check_backward(AttentionKernels fastest) {
-    Case c = GetParam();
-    c.fastest = fastest;
-    const AttentionShape s = shape_of(c);
-    const DType kv = c.sum ? DType::f32 : c.dtype;
-    // o and lse come from the CPU, so that both sides start from the same bits
+std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept) {
     const auto before = run_on(Device{DeviceKind::cpu, 0}, [&](KernelRun& run) { forward(run, c); });
+    const AttentionShape s = shape_of(c);
     const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
         d_o = normal(c.B * s.o_batch, c.dtype, 9);
-    const auto op = [&](KernelRun& run) {
+    return [=](KernelRun& run) {
         const Qkv in = inputs(run, c, s);
         const Qkv grad = place(c, s, [&](const char* name, int64_t n) {
             if (c.sum && name[0] != 'q') return run.inout<char>(std::string("d") + name, normal(n, DType::f32, 11));
@@ -217,10 +212,23 @@ void Attention::check_backward(AttentionKernels fastest) {
         a.workspace = run.scratch(attention_backward_workspace(s));
         a.shape = s;
         a.sum_dkv = c.sum;
+        if (kept > 0) a.kept = run.scratch(kept), a.kept_bytes = kept;
         place_documents(run, c, a.shape);
         attention_backward(run.stream(), a);
     };
+}
+
+// Rounded to dtype on their way into the tensor cores: p, where dv sums p * d_o, and ds = p (dp - delta), where dq and
+// dk sum scale * ds * k and q. Over a row p sums to 1; over a column to about 1 + ln(T) at most at random inputs, here
+// below 8, and over a group's heads to as many times that. |dp - delta| is about sqrt(D), which scale undoes. Errors of
+// single terms have random signs, so that their sum stays below `rounding` times that sum of p, times a typical 3 for
+// the largest of many.
+void Attention::check_backward(AttentionKernels fastest) {
+    Case c = GetParam();
+    c.fastest = fastest;
+    const DType kv = c.sum ? DType::f32 : c.dtype;
     const int capability = compute_capability();
+    const auto op = backward(c, attention_kept_bytes(shape_of(c), capability));
     if (c.D > 240 && capability > 0 && capability < 80) {  // what 64 KiB of shared memory do not hold
         EXPECT_THROW(run_on(Device{DeviceKind::cuda, 0}, op), RequestError);
         return;
@@ -240,6 +248,22 @@ TEST_P(Attention, BackwardWithoutWgmmaMatchesCpu) {
     const Case c = GetParam();
     if (!wgmma_covers(c)) GTEST_SKIP() << "wgmma does not cover this anyway";
     check_backward(AttentionKernels::mma);
+}
+
+// Whether score gradients are computed twice or kept, of all heads or of one key head at a time, in memory that held
+// NaN: the same bits.
+TEST_P(Attention, KeptScoresLeaveTheBits) {
+    const Case c = GetParam();
+    const AttentionShape s = shape_of(c);
+    const int64_t all = attention_kept_bytes(s, compute_capability());
+    if (all == 0) GTEST_SKIP() << "not kept";
+    const Device cuda{DeviceKind::cuda, 0};
+    const KernelRun::Results twice = run_on(cuda, backward(c, 0));
+    for (const int64_t kept : {all, all / (c.B * c.K)}) {
+        next_schedule();
+        for (const auto& [name, result] : run_on(cuda, backward(c, kept)))
+            EXPECT_TRUE(result.bytes == twice.at(name).bytes) << name << ": " << kept << " of " << all << " bytes kept";
+    }
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;

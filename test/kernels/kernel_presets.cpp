@@ -9,6 +9,7 @@
 #include "kernels/adamw.h"
 #include "kernels/argmax.h"
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/attention/attention_merge.h"
 #include "kernels/bit_sum.h"
 #include "kernels/copy_rows.h"
@@ -23,6 +24,7 @@
 #include "kernels/statistics.h"
 #include "kernels/swiglu.h"
 #include "kernels/vocab_cross_entropy.h"
+#include "test/kernels/capability.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/runs_source.h"
 
@@ -240,6 +242,7 @@ void attention(KernelRun& run, const Width& w) {
     void* o = run.output("o", T * q_row, kType);
     float* lse = run.output<float>("lse", H * T, DType::f32);
     attention_forward(run.stream(), {.o = o, .lse = lse, .q = q, .k = k, .v = v, .shape = shape});
+    const int64_t kept = attention_kept_bytes(shape, compute_capability());
     attention_backward(run.stream(), {.dq = run.output("dq", T * q_row, kType),
                                       .dk = run.output("dk", T * kv_row, kType),
                                       .dv = run.output("dv", T * kv_row, kType),
@@ -250,7 +253,9 @@ void attention(KernelRun& run, const Width& w) {
                                       .o = o,
                                       .lse = lse,
                                       .workspace = run.scratch(attention_backward_workspace(shape)),
-                                      .shape = shape});
+                                      .shape = shape,
+                                      .kept = kept > 0 ? run.scratch(kept) : nullptr,
+                                      .kept_bytes = kept});
     attention_merge(run.stream(), {.o = run.inout<float>("merged", normal(T * q_row, DType::f32, 5)),
                                    .lse = run.inout<float>("merged_lse", normal(H * T, DType::f32, 6)),
                                    .part_o = o,

@@ -297,8 +297,19 @@ void count_descriptors(int n, uint64_t a, uint64_t b, bool registers, bool trans
     ++*count;
 }
 
+Step movmatrix(const Inst& i) {
+    if (!i.has("m8n8") || !i.has("trans") || i.part.back() != "b16") return {};
+    return [d = i.operand.at(0).slot, a = i.operand.at(1).slot](Warp& w, u32) {
+        u32 in[32], out[32];
+        for (int l = 0; l < 32; l++) in[l] = u32(w.row(a)[l]);
+        models::transpose_matrix(out, in);
+        for (int l = 0; l < 32; l++) w.row(d)[l] = out[l];
+    };
+}
+
 Step bind_tensor(const Inst& i) {
     const std::string& op = i.part[0];
+    if (op == "movmatrix") return together(movmatrix(i));
     if (op == "ldmatrix" || op == "stmatrix") return together(matrix_move(i));
     if (op == "mma") return together(mma(i));
     if (op == "wgmma") return i.part.at(1) == "wait_group" ? wgmma(i) : together(wgmma(i));

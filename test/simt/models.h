@@ -103,6 +103,23 @@ inline void matrix_place(int l, int h, bool trans, int* row, int* column) {
     if (trans != (flip == Flip::ldmatrix_trans)) std::swap(*row, *column);
 }
 
+// movmatrix: where half h of lane l comes from
+inline void transposed_place(int l, int h, int* lane, int* half) {
+    int row, column;
+    matrix_place(l, h, true, &row, &column);
+    *lane = row * 4 + column / 2, *half = column % 2;
+}
+inline void transpose_matrix(uint32_t (&out)[32], const uint32_t (&in)[32]) {
+    for (int l = 0; l < 32; l++) {
+        out[l] = 0;
+        for (int h = 0; h < 2; h++) {
+            int lane, half;
+            transposed_place(l, h, &lane, &half);
+            out[l] |= uint32_t(uint16_t(in[lane] >> 16 * half)) << 16 * h;
+        }
+    }
+}
+
 // ---- swizzles and wgmma's descriptors
 
 // Exchanges 16-byte chunks within rows of 32, 64 or 128 bytes (mode 1, 2, 3; 0: none) by bits of the address.

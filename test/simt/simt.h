@@ -91,6 +91,7 @@ void cp_async(void* dst, const void* src, int bytes, int src_bytes, Site at);
 void cp_async_commit();
 void cp_async_wait(int groups);
 void ldmatrix(uint32_t* r, const void* row, bool trans, Site at);
+uint32_t movmatrix(uint32_t x, Site at);
 void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c, Half type, Site at);
 float ex2(float x);
 float rcp(float x);

@@ -66,6 +66,18 @@ void complete_ldmatrix(Fiber* const* lanes, uint32_t) {
     }
 }
 
+struct TransposedPart {
+    uint32_t in, out;
+};
+
+void complete_movmatrix(Fiber* const* lanes, uint32_t) {
+    const auto part = [&](int l) -> TransposedPart& { return *static_cast<TransposedPart*>(lanes[l]->payload); };
+    uint32_t in[32], out[32];
+    for (int l = 0; l < 32; l++) in[l] = part(l).in;
+    models::transpose_matrix(out, in);
+    for (int l = 0; l < 32; l++) part(l).out = out[l];
+}
+
 }  // namespace
 
 void mma_m16n8k16(float* d, const uint32_t* a, const uint32_t* b, const float* c, Half type, Site at) {
@@ -79,6 +91,12 @@ void ldmatrix(uint32_t* r, const void* row, bool trans, Site at) {
     check_row(op, row, at);
     if (race) race->access(row, 16, Access::warp_read, at);
     warp_collective(~0u, &p, complete_ldmatrix, op, at);
+}
+
+uint32_t movmatrix(uint32_t x, Site at) {
+    TransposedPart p{x, 0};
+    warp_collective(~0u, &p, complete_movmatrix, "movmatrix", at);
+    return p.out;
 }
 
 // Flush to zero as the device does; the last bits differ.

@@ -95,6 +95,20 @@ Count ldmatrix() {
     return n;
 }
 
+// movmatrix: CuTe's layouts for it do not say what it does, but where ldmatrix leaves a matrix that it transposes.
+Count movmatrix() {
+    Count n;
+    const cute::Copy_Traits<cute::SM75_U32x4_LDSM_N>::DstLayout place;
+    for (int l = 0; l < 32; ++l)
+        for (int h = 0; h < 2; ++h) {
+            int lane, half;
+            models::transposed_place(l, h, &lane, &half);
+            const int to = place(l, h * 16), row = to / 128, column = to % 128 / 16;
+            n.equal(place(lane, half * 16), column * 128 + row * 16);
+        }
+    return n;
+}
+
 // ---- operands in shared memory
 
 template <class Atom, Major kMajor, int MN, int K>
@@ -219,6 +233,7 @@ const Check kChecks[] = {{"wgmma_accumulators", wgmma_accumulators},
                          {"wgmma_a_registers", wgmma_a_registers},
                          {"mma_fragments", mma_fragments},
                          {"ldmatrix", ldmatrix},
+                         {"movmatrix", movmatrix},
                          {"operands_k_major", operands_k_major},
                          {"operands_mn_major", operands_mn_major},
                          {"operands_plain", operands_plain},
