@@ -1,5 +1,6 @@
 #include "kernels/runtime/capability.h"
 
+#include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
 
 #ifdef RZ_CUDA
@@ -9,6 +10,7 @@
 namespace rz {
 
 int compute_capability(Device device) {
+    if (device.is_planned()) return device.context ? device.context->planned.capability : 0;
     int major = 0, minor = 0;
 #ifdef RZ_CUDA
     if (device.is_cuda()) {

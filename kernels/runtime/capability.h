@@ -5,7 +5,7 @@
 
 namespace rz {
 
-// 10 x major + minor of a CUDA device, such as 75; 0 of another device
+// 10 x major + minor of a CUDA device, such as 75, or of what a planned device stands for; 0 of another device
 int compute_capability(Device);
 
 // True: a GPU of this capability (0: the CPU) multiplies in that type.

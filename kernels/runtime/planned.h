@@ -42,6 +42,7 @@ struct OpCall {
 struct PlannedMachine {
     std::function<Ticks(const OpCall&, const Stream&)> cost;  // empty: nothing takes time
     bool executes = false;
+    int capability = 0;  // of a GPU: compute_capability(); 0: it stands for a CPU
     int64_t memory_bytes = std::numeric_limits<int64_t>::max();  // what buffers may take; beyond it they throw
     Ticks host = 0;  // the host's clock: it moves when the host waits for a stream or an event
 };

@@ -98,7 +98,9 @@ void Attention::backward(BlockPass& p, void* dqkv, const void* d_o, const void* 
                                   .o = o,
                                   .lse = lse,
                                   .workspace = p.scratch.attention,
-                                  .shape = shape(p.shape)});
+                                  .shape = shape(p.shape),
+                                  .kept = p.scratch.kept,
+                                  .kept_bytes = p.scratch.kept_bytes});
 }
 
 }  // namespace rz

@@ -44,6 +44,8 @@ struct BlockScratch {
     float* norm = nullptr;      // rmsnorm_backward_scratch(C), or what another sum over rows needs if that is more
     float* qk_sums = nullptr;   // (1 + ranks, N, 2)  of all heads' norm: this rank's, then of all; without tp (N, 2)
     Fp8Scale* parts = nullptr;  // (ranks)  with tp, where norms are kept as codes: each rank's magnitude
+    void* kept = nullptr;       // attention_kept_bytes of score gradients, where that is not 0
+    int64_t kept_bytes = 0;
 };
 
 // Shared by the parts of a block in one pass, and, with tp's overlap, what is on its way beside compute.

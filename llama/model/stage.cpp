@@ -4,12 +4,14 @@
 #include <utility>
 
 #include "kernels/argmax.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/bias.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
 #include "kernels/embedding.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 #include "kernels/vocab_cross_entropy.h"
 #include "llama/model/linear.h"
@@ -102,8 +104,11 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
             take(o.tp->size(), 1, sizeof(Fp8Scale), MemKind::workspace, "magnitudes of the tp ranks"));
     if (o.tp && o.tp->overlaps()) scratch_.ahead = take(N, c.dim, e, MemKind::workspace, "rows of all tp ranks, ahead");
     const BlockShape largest{.B = o.B, .T = o.T};
-    scratch_.attention = take(1, attention_backward_workspace(block_.attention().shape(largest)), 1, MemKind::workspace,
-                              "attention backward");
+    const AttentionShape attention = block_.attention().shape(largest);
+    scratch_.attention = take(1, attention_backward_workspace(attention), 1, MemKind::workspace, "attention backward");
+    scratch_.kept_bytes = o.context ? 0 : attention_kept_bytes(attention, compute_capability(device));
+    if (scratch_.kept_bytes > 0)
+        scratch_.kept = take(1, scratch_.kept_bytes, 1, MemKind::workspace, "attention's score gradients");
     const int64_t bias_sums = c.qkv_bias ? bias_backward_scratch(part.qkv_rows()) : 0;
     const int64_t gains = c.post_norm ? part.heads + part.kv_heads : 2, ranks = o.tp ? o.tp->size() : 1;
     const int64_t head_sums = c.q_gains() > 0 ? qk_norm_backward_scratch(c.head_dim, gains) : 0;

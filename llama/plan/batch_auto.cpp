@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/host_memory.h"
 #include "llama/plan/plan.h"
 #include "llama/train/batches.h"
@@ -28,6 +29,7 @@ std::string choose_batch(TrainOptions& o, Process& process, MeteredMesh& mesh, c
     PlanCase c{.options = o, .config = model_config(o, find_data(o).vocab), .machine = {}, .ranks = process.size()};
     if (const std::optional<Machine> known = find_machine(device)) c.machine = *known;
     c.machine.cpu = !device.is_cuda();
+    if (device.is_cuda()) c.machine.compute_capability = compute_capability(device) / 10.0;
     const int64_t local = process.max(process.local_size());
     c.machine.ranks_per_node = local;
     c.machine.memory_gib = double(free * (c.machine.cpu ? local : 1)) / double(int64_t(1) << 30);  // `free`: of a rank

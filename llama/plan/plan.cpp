@@ -107,6 +107,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     PlannedJob job{.kind = c.kind(),
                    .ranks = c.ranks,
                    .ranks_per_node = int(c.machine.ranks_per_node),
+                   .capability = c.capability(),
                    .multiprocessors = int(c.machine.multiprocessors),
                    .gemm_workspace = c.machine.cpu ? 0 : gemm_workspace_bytes(int(c.machine.compute_capability))};
     const Grid grid(c.ranks, grid_options(c.options));

@@ -3,6 +3,7 @@
 // (llama/train/plan_memory.h), so to the byte what the ledger of such a run counts; what lies outside the ledger is an
 // estimate of the machine's file, named apart.
 
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <set>
@@ -25,6 +26,7 @@ struct PlanCase {
     std::string host_memory_by = {};  // what says how much memory a host has
 
     DeviceKind kind() const { return machine.cpu ? DeviceKind::cpu : DeviceKind::cuda; }
+    int capability() const { return machine.cpu ? 0 : int(std::lround(10 * machine.compute_capability)); }
     int64_t ranks_on_node() const { return std::min<int64_t>(ranks, machine.ranks_per_node); }
     int64_t capacity() const { return machine.memory_bytes(ranks_on_node()); }
     int64_t host_capacity() const { return machine.host_memory_bytes(); }  // of a node; 0: unknown

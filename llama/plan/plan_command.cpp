@@ -71,6 +71,8 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
     std::printf(
         "         rank %d: products %.0f %%, attention %.0f %%, other ops %.0f %%, waiting for messages %.0f %%\n",
         plan.slowest().rank, 100 * gemm, 100 * attention, 100 * (busy - gemm - attention), 100 * (1 - busy));
+    if (const std::string& products = plan.slowest().attention; !products.empty())
+        std::printf("         attention backward: %s\n", products.c_str());
     if (!c.machine.cpu && c.machine.compute_capability >= 10)
         std::printf("         attention there is mma.sync, at FlashAttention-2's rates: tcgen05 is not used%s\n",
                     c.options.fp8.recipe == Fp8Recipe::mx ? "" : "; --fp8 mx is the fp8 of such a GPU");
@@ -331,7 +333,7 @@ void set_host_memory(PlanCase& c, double asked) {
 int plan_command(const PlanOptions& o) {
     PlanCase c{.options = o.train, .config = {}, .machine = load_machine(o.machine), .ranks = int(o.gpus)};
     c.options.device = c.machine.cpu ? DeviceChoice::cpu : DeviceChoice::cuda;
-    choose_dtype(c.options, c.machine.cpu ? 0 : int(std::lround(10 * c.machine.compute_capability)));
+    choose_dtype(c.options, c.capability());
     set_host_memory(c, o.host_gib);
     std::string note;
     c.config = planned_config(c.options, note);

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "kernels/adamw.h"
+#include "kernels/attention/attention_kept.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/global_norm.h"
@@ -36,6 +37,7 @@ class DryRun {
     DryRun(const TrainOptions& o, const ModelConfig& config, const PlannedJob& job, int rank, PlannedPeers* peers)
         : o_(o), job_(job), device_{DeviceKind::planned, 0, &context_} {
         context_.one_memory = job.kind == DeviceKind::cpu;
+        context_.planned.capability = job.capability;
         context_.planned.cost = [this](const OpCall& op, const Stream& stream) { return cost(op, stream); };
         MeshOptions mesh_how = mesh_options(o);
         if (mesh_how.ranks_per_node == 0) mesh_how.ranks_per_node = job.ranks_per_node;
@@ -107,6 +109,7 @@ class DryRun {
         if (job_.finishes) finish();
         found.memory = memory();
         found.products = std::move(products_);
+        found.attention = attention_;
         found.memory.from_host = all.bus.from, found.memory.to_host = all.bus.to, found.memory.in_host = all.bus.in;
         return found;
     }
@@ -234,6 +237,8 @@ class DryRun {
             workspaces_.emplace_back(device_, job_.gemm_workspace, MemKind::workspace, "cuBLASLt workspace");
         count_bus(op, stream);
         products_.add(op);
+        if (const AttentionBackward* a = op.as<AttentionBackward>(); a && attention_.empty())
+            attention_ = attention_products(a->shape, job_.capability, a->kept_bytes);
         if (!job_.cost) return 0;
         const Ticks time = job_.cost(op, stream);
         if (core_ && &stream == &core_->compute) {
@@ -272,6 +277,7 @@ class DryRun {
     const PlannedJob& job_;
     HostBytes bus_;  // of this step
     ProductShapes products_;
+    std::string attention_;
     RankContext context_;
     Device device_;
     std::set<const Stream*> multiplies_;
@@ -341,8 +347,12 @@ std::string host_copies_text(const PlannedMemory& m) {
 }
 
 PlannedMemory plan_memory(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, int rank, int ranks) {
-    const PlannedJob job{
-        .kind = kind, .ranks = ranks, .finishes = false, .resumes = o.resume.asked(), .prompt = most_prompt_tokens(o)};
+    const PlannedJob job{.kind = kind,
+                         .ranks = ranks,
+                         .capability = kind == DeviceKind::cuda ? gpu_capability(o) : 0,
+                         .finishes = false,
+                         .resumes = o.resume.asked(),
+                         .prompt = most_prompt_tokens(o)};
     for (const PlannedRank& one : plan_ranks(o, config, job, rank))
         if (one.rank == rank) return one.memory;
     fail("rank %d is not among those of its own pipeline", rank);

@@ -37,6 +37,7 @@ struct PlannedJob {
     DeviceKind kind = DeviceKind::cpu;  // whose choices are made: cpu or cuda
     int ranks = 1;
     int ranks_per_node = 0;       // 0: all on one
+    int capability = 0;           // of a GPU (kernels/runtime/capability.h); 0: not known
     int multiprocessors = 0;      // of a GPU; 0: not known
     int64_t gemm_workspace = 0;   // bytes that each stream with matrix products takes on its device (kernels/gemm)
     bool alone = false;           // without a pipeline only the rank that is asked for, which stands for its tp peers
@@ -61,6 +62,7 @@ struct PlannedRank {
     int64_t first_sent = 0, sent = 0;  // bytes by the collectives and links of the first step, and of each other
     std::vector<PlannedOp> ops = {};   // by name
     ProductShapes products = {};       // of training, evaluation and samples
+    std::string attention = {};        // how its backward pass multiplies, where there is a choice
     Ticks step = 0;                    // time of a step between others of its kind
     // Bytes sent by a step with statistics (--stats-every); 0 without them.
     int64_t watched_sent = 0;

@@ -8,6 +8,7 @@
 #include "kernels/attention/attention_check.h"
 #include "kernels/fp8/prepare_products.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/load.h"
 #include "kernels/runtime/queues.h"
@@ -33,7 +34,11 @@ std::string prepare_device(const TrainOptions& o, const ModelConfig& config, int
 
     ProductShapes of_all, own;
     try {
-        const PlannedJob job{.kind = device.kind, .ranks = process.size(), .finishes = false, .prompt = prompt};
+        const PlannedJob job{.kind = device.kind,
+                             .ranks = process.size(),
+                             .capability = compute_capability(device),
+                             .finishes = false,
+                             .prompt = prompt};
         // The ranks that hold the model together; all others have the same shapes.
         for (PlannedRank& one : plan_ranks(o, config, job, process.rank())) {
             of_all.all.insert(one.products.all.begin(), one.products.all.end());

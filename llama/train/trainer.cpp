@@ -14,6 +14,7 @@
 #include "comm/wire_check.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/nvtx.h"
 #include "kernels/runtime/host_memory.h"
@@ -221,6 +222,7 @@ static std::string planned_memory(const Trainer& t) {
         const bool samples = draws_samples(t.options, t.start.first_step() - t.reports_due, t.validations);
         const PlannedJob job{.kind = kind,
                              .ranks = world.size,
+                             .capability = compute_capability(t.core->device),
                              .resumes = t.start.first_step() > 1,
                              .prompt = samples ? int64_t(sample_prompt(t, t.core->config).size()) : 0};
         for (const PlannedRank& one : plan_ranks(t.options, t.core->config, job, world.rank))
