@@ -76,8 +76,8 @@ struct AttentionBackward {
     // dk and dv are f32 and added to: what one chunk of queries gives to keys that other chunks see too. On a CPU with
     // one query head per key head, chunks of queries in order give the bits of one call, before its rounding.
     bool sum_dkv = false;
-    // Where score gradients are kept (attention_kept.h), of as many heads at a time as fit in so many bytes:
-    // attention_kept_bytes(shape), or less. 256-byte aligned; optional. No bit depends on it.
+    // Memory for score gradients (attention_kept.h), attention_kept_bytes() or less: heads are worked on in sections
+    // that fit. 256-byte aligned; optional. No bit depends on it.
     void* kept = nullptr;
     int64_t kept_bytes = 0;
     BesideCommunication beside = {};  // attention_backward() takes the context's; no bit depends on it

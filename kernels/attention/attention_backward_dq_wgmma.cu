@@ -1,7 +1,7 @@
-// dq of attention's backward pass for Hopper (sm_90a) where the score gradients are kept (attention_kept.h):
-// dq = scale * ds k. A producer warp streams tiles of 64 keys by TMA; three warpgroups own 64 queries each and read
-// their tiles of ds from memory as A operands, three tiles ahead. The sums have the order of the kernel that computes
-// ds itself (attention_backward_wgmma.cu), and so dq has its bits. Covers bf16 and fp16, D = 128.
+// dq = scale * ds k: attention's backward pass for Hopper (sm_90a) with score gradients that were kept
+// (attention_kept.h). A producer warp streams tiles of 64 keys by TMA; three warpgroups own 64 queries each and read
+// their tiles of ds from memory as A operands, three tiles ahead. The sums have the order of the q kernel in
+// attention_backward_wgmma.cu, which computes ds itself, so dq has the same bits. Covers bf16 and fp16, D = 128.
 #include "kernels/attention/attention_wgmma.cuh"
 
 namespace rz {
@@ -24,8 +24,9 @@ struct Barriers {
     Items items;
 };
 
-// Tiles of keys that are kept for a tile of queries, as a range; none beyond the last query, and none where its
-// documents begin after the last key.
+// The tiles of keys whose ds was written for tile q of queries. Empty beyond the last query, and where the queries'
+// documents begin after the last key. The other kernel writes these tiles: it skips those that come before a warpgroup's
+// keys, and ends at the first query whose document begins after the keys (item_of() and Consumer::keys() there).
 struct KeyTiles {
     int first, end;
 };

@@ -4,6 +4,9 @@
 // they lie and once transposed. The scores of the next tile are enqueued before the gradients of this one, so that the
 // tensor cores have work while exponentials are computed. Blocks stay and take one item after another, as forward.
 //
+// That takes seven products where five would do: both kernels compute the scores and dp. At D = 128 the first one can
+// keep ds in memory, and another kernel computes dq from it (attention_kept.h, attention_backward_dq_wgmma.cu).
+//
 // Covers bf16 and fp16, D of 64, 80, 96 and 128, any lengths, any strides of whole 16 bytes.
 #include "kernels/attention/attention_wgmma.cuh"
 
@@ -110,7 +113,7 @@ __device__ __forceinline__ void produce(unsigned char* smem, Barriers<Smem<D>::k
     ptx::mbar_arrive(&bars.x_full);
 }
 
-// kKeeps: the score gradients are kept, for keys only. kDocuments: keys may be hidden by them; false where none are.
+// kKeeps: ds is kept; for keys only. kDocuments: false if there are none.
 template <class T, int D, bool kForKeys, bool kKeeps = false, bool kDocuments = true>
 struct Consumer {
     using M = Smem<D>;
@@ -234,9 +237,10 @@ struct Consumer {
             dp[i] = s[i] * (dp[i] - (kForKeys ? delta[i / 4 * 8 + 2 * pair + i % 2] : row_delta[i % 4 / 2]));
     }
 
-    // Keeps ds of the tile in `stage`, a fragment of 16 queries and the warp's 16 keys after the other. It is packed
-    // apart from the operand, which ptxas would else let no product read while it is in use: with halves exchanged, so
-    // that the transposition exchanges neighbouring queries, and each lane stores what is its neighbour's.
+    // Writes ds of the tile in `stage`: fragments of 16 queries and the warp's 16 keys. It is packed a second time:
+    // ptxas serialises all products if the operand itself is used elsewhere. So that ptxas can't merge the two, the
+    // halves are exchanged here; the transposition turns that into neighbouring queries exchanged, and each lane stores
+    // to the place of the lane with the neighbouring query.
     __device__ __forceinline__ void keep(int stage) const {
         uint32_t thread = threadIdx.x;
         ptx::forget(thread);  // or the place would be kept in registers
@@ -295,7 +299,7 @@ struct Consumer {
     __device__ __forceinline__ void keys(const Item& item) {
         own = item.row + group * kGroupRows;
         int left = item.heads * item.tiles, from = 0;
-        if (kKeeps && own >= int(shape.Tk))  // no such tile of keys
+        if (kKeeps && own >= int(shape.Tk))  // this tile of keys does not exist
             for (; left > 0; --left) pass_over();
         for (; left > 0 && (from = place()) <= -kStream; --left) pass_over();
         if (left == 0) return release(&bars.x_empty);

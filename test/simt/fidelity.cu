@@ -73,6 +73,10 @@ __global__ void mma_kernel(uint32_t* out, const uint32_t* in) {
     for (int i = 0; i < 4; i++) out[i * 32 + t] = __float_as_uint(c[i]);
 }
 
+__global__ void movmatrix_kernel(uint32_t* out, const uint32_t* in) {
+    out[threadIdx.x] = ptx::movmatrix(in[threadIdx.x]);
+}
+
 __global__ void approx_kernel(uint32_t* out, const uint32_t* in, int function) {
     const int t = int(threadIdx.x);
     constexpr uint32_t special[8] = {0, 0x80000000u, 0x7f800000u, 0xff800000u,
@@ -185,6 +189,8 @@ std::vector<Case> cases() {
         "ldmatrix_x4", 80, 0, RUN { launch(kernel<ldmatrix_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });
     add(
         "ldmatrix_x4_trans", 80, 0, RUN { launch(kernel<ldmatrix_kernel<true>>, LaunchConfig(1, 32, 0, s), out, in); });
+    add(
+        "movmatrix", 80, 0, RUN { launch(kernel<movmatrix_kernel>, LaunchConfig(1, 32, 0, s), out, in); });
     // 16 products of values below 1 and a sum below 20: 17 roundings of 2^-24 relative to it.
     add(
         "mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(kernel<mma_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });

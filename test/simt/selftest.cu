@@ -136,6 +136,17 @@ __global__ void mma_tile_kernel(float* out, const uint16_t* a, const uint16_t* b
     for (int i = 0; i < 4; i++) out[(lane / 4 + i / 2 * 8) * 8 + lane % 4 * 2 + i % 2] = c[i];
 }
 
+__global__ void transposed_twice_kernel(uint32_t* out, const uint16_t* in) {
+    __shared__ __align__(16) uint16_t x[32][8];
+    const int lane = int(threadIdx.x);
+    for (int j = 0; j < 8; j++) x[lane][j] = in[lane % 8 * 8 + j];
+    __syncwarp();
+    uint32_t plain[4], transposed[4];
+    ptx::ldmatrix_x4(plain, x[lane]);
+    ptx::ldmatrix_x4_trans(transposed, x[lane]);
+    out[lane] = ptx::movmatrix(plain[0]), out[32 + lane] = transposed[0];
+}
+
 __global__ void tma_read_kernel(uint16_t* out, const __grid_constant__ CUtensorMap map, TmaCase c, int n) {
     GPU_DYN_SMEM(smem);
     uint64_t* bar = reinterpret_cast<uint64_t*>(smem + (n * 2 + 127) / 128 * 128);
@@ -333,6 +344,9 @@ void tma_read(uint16_t* out, const uint16_t* tensor, const TmaCase& c, cudaStrea
 }
 void bulk_double(float* out, const float* in, int n, cudaStream_t s) {
     launch(kernel<bulk_kernel>, LaunchConfig(1, 64, size_t(n) * 4 + 8, s), out, in, n);
+}
+void transposed_twice(uint32_t* out, const uint16_t* in, cudaStream_t s) {
+    launch(kernel<transposed_twice_kernel>, LaunchConfig(1, 32, 0, s), out, in);
 }
 void wgmma_tile(float* d, const uint16_t* a, const uint16_t* b, const WgmmaCase& c, cudaStream_t s) {
     const LaunchConfig config(1, 128, 8192 + 32768, s);

@@ -19,6 +19,8 @@ void scale(float* x, float factor, int n, cudaStream_t s);
 void cp_async_ring(float* out, const float* in, int n, cudaStream_t s);  // out = in for n values; 128 threads
 // c (16, 8) f32 = a (16, 16) b (8, 16)^T through ldmatrix and mma; trans_b: b is (16, 8)
 void mma_tile(float* c, const uint16_t* a, const uint16_t* b, bool fp16, bool trans_b, cudaStream_t s);
+// out[0] = an 8x8 matrix of `in` through movmatrix, out[1] the same through ldmatrix.trans, a word of each lane
+void transposed_twice(uint32_t* out, const uint16_t* in, cudaStream_t s);
 
 // A box of a (d3, d2, d1, d0) tensor that TMA loads into shared memory
 struct TmaCase {

@@ -169,6 +169,20 @@ TEST(Simt, MmaAndLdmatrixGiveTheMatrixProduct) {
         }
 }
 
+TEST(Simt, MovmatrixTransposesWhatLdmatrixLoads) {
+    std::vector<uint16_t> in(64);
+    for (int i = 0; i < 64; i++) in[size_t(i)] = uint16_t(i);
+    DeviceArray<uint16_t> din(in);
+    DeviceArray<uint32_t> dout(64);
+    transposed_twice(dout.data(), din.data(), nullptr);
+    const auto out = dout.get();
+    for (int l = 0; l < 32; l++) {
+        const int row = l / 4, column = l % 4 * 2;
+        ASSERT_EQ(out[size_t(l)], uint32_t((column + 1) * 8 + row) << 16 | uint32_t(column * 8 + row));
+        ASSERT_EQ(out[size_t(l)], out[size_t(32 + l)]);
+    }
+}
+
 // The swizzle as CUDA's programming guide draws it: 16-byte chunk c of 128-byte line r goes to chunk c ^ (r % 8), or
 // with the 64 and 32 byte modes to c ^ (r / 2 % 4) and c ^ (r / 4 % 2), r counting 64 or 32-byte rows.
 size_t swizzled(size_t element, int mode) {
