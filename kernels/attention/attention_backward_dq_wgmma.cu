@@ -25,8 +25,8 @@ struct Barriers {
 };
 
 // The tiles of keys whose ds was written for tile q of queries. Empty beyond the last query, and where the queries'
-// documents begin after the last key. The other kernel writes these tiles: it skips those that come before a warpgroup's
-// keys, and ends at the first query whose document begins after the keys (item_of() and Consumer::keys() there).
+// documents begin after the last key. The other kernel writes these tiles: it skips those that come before a
+// warpgroup's keys, and ends at the first query whose document begins after the keys (item_of() and keys() there).
 struct KeyTiles {
     int first, end;
 };

@@ -1,11 +1,11 @@
 #pragma once
 // The score gradients ds that Hopper's backward pass at D = 128 keeps between its two kernels: the kernel of dk and dv
-// writes them, the kernel of dq multiplies them with k and does nothing else. That makes five products instead of seven.
+// writes them, the kernel of dq only multiplies them with k. That makes five products instead of seven.
 //
 // A tile has 64 queries and 64 keys; ds is zero where one does not exist. The tile is stored as A operands of wgmma,
-// each of 16 queries and 16 keys: lane l's 16 bytes of queries 16i.. and keys 16j.. are chunk (4i + j) * 32 + l. A query
-// head has a place for each tile with a query at or after one of its keys, ordered by keys, then queries. Tiles that
-// documents hide are neither written nor read.
+// each of 16 queries and 16 keys: lane l's 16 bytes of queries 16i.. and keys 16j.. are chunk (4i + j) * 32 + l. A
+// query head has a place for each tile with a query at or after one of its keys, ordered by keys, then queries. Tiles
+// that documents hide are neither written nor read.
 
 #include <algorithm>
 
@@ -38,8 +38,8 @@ struct KeptPlaces {
 int64_t kept_key_heads(const AttentionShape&, int64_t bytes);
 
 // Bytes for AttentionBackward::kept on a GPU of this capability, at most 260 MiB: 256, and the diagonal tiles. 0 where
-// seven products are faster: on other GPUs, for other D, and where a section has fewer than 200 items of 128 keys and is
-// not all there is, since multiprocessors (132) then wait for the longest.
+// seven products are faster: on other GPUs, for other D, and where a section has fewer than 200 items of 128 keys and
+// is not all there is, since multiprocessors (132) then wait for the longest.
 int64_t attention_kept_bytes(const AttentionShape&, int capability);
 // Says in words which products there are with `kept` bytes; empty for other GPUs and other D.
 std::string attention_products(const AttentionShape&, int capability, int64_t kept);

@@ -250,8 +250,8 @@ TEST_P(Attention, BackwardWithoutWgmmaMatchesCpu) {
     check_backward(AttentionKernels::mma);
 }
 
-// Whether score gradients are computed twice or kept, of all heads or of one key head at a time, in memory that held
-// NaN: the same bits.
+// The bits are the same with scores computed twice and with score gradients kept, for all heads and for one key head at
+// a time, in memory that held NaN.
 TEST_P(Attention, KeptScoresLeaveTheBits) {
     const Case c = GetParam();
     const AttentionShape s = shape_of(c);
