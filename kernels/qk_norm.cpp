@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "kernels/checks.h"
+#include "kernels/magnitude.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/qk_norm.cpp"
@@ -199,7 +200,10 @@ int64_t qk_norm_backward_scratch(int64_t D, int64_t gains) {
 
 void qk_sums_cpu(const QkSums& a) { RZ_SIMD_CALL(qk_sums, a); }
 void qk_norm_forward_cpu(const QkNormForward& a) { RZ_SIMD_CALL(qk_norm_forward, a); }
-void qk_norm_backward_cpu(const QkNormBackward& a) { RZ_SIMD_CALL(qk_norm_backward, a); }
+void qk_norm_backward_cpu(const QkNormBackward& a) {
+    RZ_SIMD_CALL(qk_norm_backward, a);
+    if (a.amax) join_magnitudes(a.amax, a.norm.dtype, a.dx, a.norm.N, a.norm.row_stride, a.norm.row_stride);
+}
 
 static void check_norm(const char* op, const QkNorm& a) {
     check_size(op, "N", a.N, 0);
@@ -258,6 +262,9 @@ void qk_norm_backward(Stream& stream, const QkNormBackward& a) {
     check_pointer(op, "scratch", a.scratch, 16);
     require(!a.dots == !a.norm.squares, "%s: squares and dots are needed, or neither", op);
     if (a.dots) check_pointer(op, "dots", a.dots, 8);
+    require(!a.amax || a.norm.row_stride % a.norm.D == 0,
+            "%s: with amax, row_stride %lld must be a multiple of D = %lld", op, (long long)a.norm.row_stride,
+            (long long)a.norm.D);
     stream.run(a, qk_norm_backward_cpu, RZ_CUDA_OP(qk_norm_backward_cuda));
 }
 

@@ -1,4 +1,4 @@
-#include "kernels/cuda/device_math.cuh"
+#include "kernels/cuda/magnitude.cuh"
 #include "kernels/qk_norm.h"
 
 namespace rz {
@@ -170,6 +170,12 @@ __global__ void __launch_bounds__(kThreads) qk_norm_forward_kernel(QkNormForward
     x.store(at, half);
 }
 
+template <class T, int kVec>
+__device__ __forceinline__ void join_magnitude(uint32_t& most, const Head<T, kVec>& x, int half) {
+    x.each(half,
+           [&](int i, int k) { most = max(most, max(magnitude_bits(x.low[i][k]), magnitude_bits(x.high[i][k]))); });
+}
+
 // A warp takes the heads of a run of consecutive rows, those of one gain after those of the other, and keeps each's sum
 // of dw: all of q's, then all of k's; kTogether: one head, the block's.
 template <class T, int kVec, bool kTogether>
@@ -180,6 +186,7 @@ __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBac
     const int half = int(a.D / 2);
     const int64_t begin = part * a.N / parts, end = (part + 1) * a.N / parts, all = a.heads + a.kv_heads;
     const int gains = kTogether ? int(all) : 2;
+    uint32_t most = 0;
     for (int gain = int(blockIdx.y); gain < gains; gain += int(gridDim.y)) {
         const int64_t first = kTogether ? gain : gain == 0 ? 0 : a.heads;
         const int64_t count = kTogether ? 1 : gain == 0 ? a.heads : a.kv_heads;
@@ -220,6 +227,7 @@ __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBac
                     dy.high[i][k] = rstd * (dy.high[i][k] - x.high[i][k] * mean);
                 });
                 dy.store(at, half);
+                join_magnitude(most, dy, half);
             }
         float* sum = b.scratch + (int64_t(part) * gains + gain) * a.D;
         dw.each(half, [&](int i, int k) {
@@ -227,6 +235,15 @@ __global__ void __launch_bounds__(kThreads, 2) qk_norm_backward_kernel(QkNormBac
             sum[half + dw.pair(i) + k] = dw.high[i][k];
         });
     }
+    if (b.amax == nullptr) return;
+    const int64_t heads = blockIdx.y == 0 ? a.row_stride / a.D : all;  // one of the blocks beside each other reads v's
+    for (int64_t row = begin; row < end; ++row)
+        for (int64_t head = all; head < heads; ++head) {
+            Head<T, kVec> v;
+            v.load(static_cast<const T*>(b.dx) + row * a.row_stride + head * a.D, half);
+            join_magnitude(most, v, half);
+        }
+    warp_join<T>(b.amax, most);
 }
 
 // dw += column sums of the parts, or dw_sum = them: thread row j adds parts j, j + 32, ... in order, then the 32 sums

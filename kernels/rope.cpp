@@ -5,6 +5,7 @@
 #include <numbers>
 
 #include "kernels/checks.h"
+#include "kernels/magnitude.h"
 
 #define RZ_SIMD_WANT_BF16
 #define RZ_SIMD_FILE "kernels/rope.cpp"
@@ -46,7 +47,10 @@ void rope(const Rope& a) {
 
 namespace rz {
 
-void rope_cpu(const Rope& a) { RZ_SIMD_CALL(rope, a); }
+void rope_cpu(const Rope& a) {
+    RZ_SIMD_CALL(rope, a);
+    if (a.amax) join_magnitudes(a.amax, a.dtype, a.x, a.N, a.row_stride, a.row_stride);
+}
 
 void rope(Stream& stream, const Rope& a) {
     const char* op = "rope";
@@ -59,6 +63,8 @@ void rope(Stream& stream, const Rope& a) {
     require(a.row_stride >= checked_mul(a.heads, a.D, "rope: heads x D"),
             "%s: row_stride %lld is less than heads x D = %lld x %lld", op, (long long)a.row_stride, (long long)a.heads,
             (long long)a.D);
+    require(!a.amax || a.row_stride % a.D == 0, "%s: with amax, row_stride %lld must be a multiple of D = %lld", op,
+            (long long)a.row_stride, (long long)a.D);
     if (a.N == 0 || a.heads == 0) return;
     check_pointer(op, "x", a.x, 16);
     check_pointer(op, "cos_table", a.cos_table, 4);

@@ -25,6 +25,9 @@ struct Rope {
     int64_t row_stride;  // in elements, >= heads * D
     bool inverse = false;
     DType dtype;
+    // (1) max= magnitudes of whole rows (magnitude.h), of v heads too, which are read for that: row_stride is then a
+    // multiple of D. Optional.
+    uint32_t* amax = nullptr;
 };
 
 void rope(Stream&, const Rope&);

@@ -1,4 +1,5 @@
-// RoPE in place. Unavoidable bytes: the rotated heads once in and once out.
+// RoPE in place. Unavoidable bytes: the rotated heads once in and once out. "magnitudes": of whole rows, for quantisation
+// to fp8, so v's heads are read, too; bench_quantise's abs_max is what that saves.
 
 #include "kernels/rope.h"
 
@@ -13,18 +14,23 @@ int main(int argc, char** argv) {
         const DType t = b.dtype();
         std::vector<float> cosine(size_t(T * D / 2)), sine(cosine.size());
         rope_tables(cosine.data(), sine.data(), T, D, 500000, {});
-        b.measure({"rope", bench::joined(shape), 2.0 * double(B * T * (H + K) * D * size_of(t))},
-                  [&](bench::Memory& m) {
-                      const Rope a{.x = m.random(B * T * (H + 2 * K) * D, t, 1, 1, "x"),
-                                   .cos_table = m.values(cosine),
-                                   .sin_table = m.values(sine),
-                                   .N = B * T,
-                                   .T = T,
-                                   .heads = H + K,
-                                   .D = D,
-                                   .row_stride = (H + 2 * K) * D,
-                                   .dtype = t};
-                      return [a](Stream& s) { rope(s, a); };
-                  });
+        for (const bool measured : {false, true}) {
+            const int64_t moved = 2 * (H + K) + (measured ? K : 0);
+            b.measure(
+                {measured ? "rope, magnitudes" : "rope", bench::joined(shape), double(B * T * moved * D * size_of(t))},
+                [&](bench::Memory& m) {
+                    const Rope a{.x = m.random(B * T * (H + 2 * K) * D, t, 1, 1, "x"),
+                                 .cos_table = m.values(cosine),
+                                 .sin_table = m.values(sine),
+                                 .N = B * T,
+                                 .T = T,
+                                 .heads = H + K,
+                                 .D = D,
+                                 .row_stride = (H + 2 * K) * D,
+                                 .dtype = t,
+                                 .amax = measured ? static_cast<uint32_t*>(m.scratch(16)) : nullptr};
+                    return [a](Stream& s) { rope(s, a); };
+                });
+        }
     });
 }

@@ -148,7 +148,7 @@ LAUNCHES = [
     Launch("rmsnorm_dw_kernel<float>", "C=4096", 512, 128),
     Launch("swiglu_forward_kernel<bf16, 8>", "8192x14336", 256, 57344),
     Launch("swiglu_backward_kernel<bf16, 8>", "8192x14336", 256, 57344),
-    Launch("rope_kernel<bf16, 8>", "8192 rows, 24 heads of 128", 256, 1536),
+    Launch("rope_kernel<bf16, 8, false>", "8192 rows, 24 heads of 128", 256, 1536),
     Launch("embedding_forward_kernel<bf16, 8>", "8192x4096", 256, 4096),
     Launch("embedding_backward_kernel<bf16, float, 8>", "2500 tokens of 8192, C=4096", 256, 5000),
     Launch("cross_entropy_kernel<bf16>", "8192x32000", 512, 8192),

@@ -39,7 +39,7 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
 }
 
 void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
-                     void* dresid) const {
+                     void* dresid, Fp8Scale* of_dresid) const {
     const bool both = dw != nullptr, post = config_.post_norm;
     char *dw_norm1 = both ? at(dw, norm1_, grad_dtype_) : nullptr,
          *dw_norm2 = both ? at(dw, norm2_, grad_dtype_) : nullptr;
@@ -63,7 +63,8 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
     if (later) down_.weight_grad(p, dw, dout, d.act);
     if (both) gate_up_.weight_grad(p, dw, d.gate_up, d.h2);
     gate_up_.wait_for_dx(p);
-    enter_backward(p, dstream, dw_norm2, d.dw_norm2, a.mid, w.norm2, a.rstd2, post ? dresid : d.dout, &out_);
+    enter_backward(p, dstream, dw_norm2, d.dw_norm2, a.mid, w.norm2, a.rstd2, post ? dresid : d.dout,
+                   out_.magnitude_of_dy(p));
     leave_backward(p, d.dmid, dw_norm1, d.dw_norm1, dresid, a.last1, w.norm1, a.rstd1, out_);
 
     const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out, both);
@@ -75,13 +76,13 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
     if (later) out_.weight_grad(p, dw, dmid, d.o);
     if (both) qkv_.weight_grad(p, dw, d.dqkv, d.h1);
     qkv_.wait_for_dx(p);
-    enter_backward(p, dresid, dw_norm1, d.dw_norm1, a.resid, w.norm1, a.rstd1, dstream, nullptr);
+    enter_backward(p, dresid, dw_norm1, d.dw_norm1, a.resid, w.norm1, a.rstd1, dstream, magnitude_of(of_dresid));
 }
 
 // What is pending lies where the pass works anyway, and the gradient of the residual stream is one buffer throughout.
 // Those of last products have scratch.branch.
 void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, char* dw, const BlockActivations& a,
-                     const BlockScratch& scratch, void* dresid, Recompute what) const {
+                     const BlockScratch& scratch, void* dresid, Recompute what, Fp8Scale* of_dresid) const {
     BlockPass p = pass(s, shape, scratch, a.scales);
     recompute(p, w, a, what);
     void* const dlast = config_.post_norm ? scratch.branch : dresid;
@@ -93,15 +94,16 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
                          .dqkv = scratch.dqkv,
                          .dout = dlast,
                          .dmid = dlast};
-    backward(p, w, dw, a, d, dresid);
+    backward(p, w, dw, a, d, dresid, of_dresid);
 }
 
 void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
-                       const PendingBlock& d, const BlockScratch& scratch, void* dresid, Recompute what) const {
+                       const PendingBlock& d, const BlockScratch& scratch, void* dresid, Recompute what,
+                       Fp8Scale* of_dresid) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
     recompute(p, w, a, what);
     if (config_.post_norm) s.copy(dresid, d.dout, p.R * config_.dim * size_of(dtype_));
-    backward(p, w, nullptr, a, d, dresid);
+    backward(p, w, nullptr, a, d, dresid, of_dresid);
 }
 
 // Of the rows that the four products read, those of one come into scratch.whole or scratch.ahead while the product
@@ -177,12 +179,11 @@ void Block::enter(BlockPass& p, const ParallelLinear& reader, void* h, float* rs
     reader.keep_x(p, h, p.scratch.dnorm);
 }
 
-// dx = dresidual + the gradient of what the branch reads, which is in scratch.dnorm; dy of `reader`, if dx is that
+// dx = dresidual + the gradient of what the branch reads, which is in scratch.dnorm
 void Block::enter_backward(BlockPass& p, void* dx, char* dw, float* dw_sum, const void* x, const void* w,
-                           const float* rstd, const void* dresidual, const ParallelLinear* reader) const {
+                           const float* rstd, const void* dresidual, uint32_t* amax) const {
     if (config_.post_norm) return add(p, dx, dresidual, p.scratch.dnorm);
-    norm_backward(p, dx, dw, dw_sum, p.scratch.dnorm, x, w, rstd, dresidual,
-                  reader ? reader->magnitude_of_dy(p) : nullptr);
+    norm_backward(p, dx, dw, dw_sum, p.scratch.dnorm, x, w, rstd, dresidual, amax);
 }
 
 // With norms after the branches scratch.branch = rmsnorm(last); else it is there.
@@ -274,7 +275,7 @@ const float* Block::sums_of_ranks(BlockPass& p, float* all, const void* x, const
 }
 
 void Block::rotate(BlockPass& p, void* qkv, const BlockActivations& a, const BlockWeights& w) const {
-    if (!w.qk_norm) return rope(p, qkv, false);
+    if (!w.qk_norm) return rope(p, qkv, false, nullptr);
     QkNorm norm = qk_norm(p, w);
     if (a.qk_sums) norm.squares = sums_of_ranks(p, a.qk_sums, qkv, nullptr, norm);
     qk_norm_forward(p.stream, {.x = qkv, .kept = a.qk, .norm = norm});
@@ -282,7 +283,8 @@ void Block::rotate(BlockPass& p, void* qkv, const BlockActivations& a, const Blo
 
 void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const BlockActivations& a,
                             const BlockWeights& w) const {
-    if (!w.qk_norm) return rope(p, dqkv, true);
+    if (!w.qk_norm && p.shape.rotates) return rope(p, dqkv, true, qkv_.magnitude_of_dy(p));
+    if (!w.qk_norm) return qkv_.measure_dy(p, dqkv, p.N * config_.qkv_rows());
     QkNorm norm = qk_norm(p, w);
     norm.squares = a.qk_sums;
     float* const dots = p.scratch.qk_sums + (tp_ ? 2 * p.N : 0);
@@ -293,10 +295,11 @@ void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, c
                                 .scratch = p.scratch.norm,
                                 .grad_dtype = grad_dtype_,
                                 .norm = norm,
-                                .dots = a.qk_sums ? sums_of_ranks(p, dots, a.qk, dqkv, norm) : nullptr});
+                                .dots = a.qk_sums ? sums_of_ranks(p, dots, a.qk, dqkv, norm) : nullptr,
+                                .amax = qkv_.magnitude_of_dy(p)});
 }
 
-void Block::rope(BlockPass& p, void* qkv, bool inverse) const {
+void Block::rope(BlockPass& p, void* qkv, bool inverse, uint32_t* amax) const {
     if (!p.shape.rotates) return;
     rz::rope(p.stream, {.x = qkv,
                         .cos_table = cos_,
@@ -309,7 +312,8 @@ void Block::rope(BlockPass& p, void* qkv, bool inverse) const {
                         .D = config_.head_dim,
                         .row_stride = config_.qkv_rows(),
                         .inverse = inverse,
-                        .dtype = dtype_});
+                        .dtype = dtype_,
+                        .amax = amax});
 }
 
 // ---- what a block is made of ----------------------------------------------------------------------------------------
@@ -348,14 +352,12 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
       qk_norm_(table.has(kQNorm) ? table.within(table.block(0, kQNorm)) : -1),
       sharers_(table.part_of(table.block(0, kK)).parts),
       matrices_(block_matrices(config, table)),
-      // The norm before writes dy of `out` without tp; its own rows of the residual stream do not tell all rows' size.
       qkv_({.parallel = Parallel::column,
             .in = config.dim,
             .out = config_.qkv_rows(),
             .begin = matrices_[0].begin,
             .number = 0,
             .x_is_measured = !config.post_norm,
-            .dy_is_measured = false,
             .bias = qkv_bias_},
            dtype, grad_dtype, tp, fp8),
       out_({.parallel = Parallel::row,
@@ -363,8 +365,7 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
             .out = config.dim,
             .begin = matrices_[1].begin,
             .number = 1,
-            .x_is_measured = context == nullptr,
-            .dy_is_measured = tp == nullptr},
+            .x_is_measured = context == nullptr},
            dtype, grad_dtype, tp, fp8),
       gate_up_({.parallel = Parallel::column,
                 .in = config.dim,
@@ -373,12 +374,7 @@ Block::Block(const ModelConfig& config, const ParamTable& table, DType dtype, DT
                 .number = 2,
                 .x_is_measured = !config.post_norm},
                dtype, grad_dtype, tp, fp8),
-      down_({.parallel = Parallel::row,
-             .in = config_.ffn,
-             .out = config.dim,
-             .begin = matrices_[3].begin,
-             .number = 3,
-             .dy_is_measured = false},
+      down_({.parallel = Parallel::row, .in = config_.ffn, .out = config.dim, .begin = matrices_[3].begin, .number = 3},
             dtype, grad_dtype, tp, fp8),
       attention_(config_, dtype, window, context) {}
 
@@ -414,6 +410,10 @@ BlockWeights Block::weights(const Fp8Parameters& fp8) const {
             .qkv_bias = qkv_bias_ < 0 ? nullptr : vector(qkv_bias_),
             .qk_norm = qk_norm_ < 0 ? nullptr : vector(qk_norm_),
             .address = fp8.codes};
+}
+
+Fp8Scale* Block::scale_of_dout(Fp8Scale* scales) const {
+    return codes_ && !config_.post_norm ? down_.scale_of_dy(scales) : nullptr;
 }
 
 BlockPass Block::pass(Stream& s, const BlockShape& shape, const BlockScratch& scratch, Fp8Scale* scales) const {

@@ -96,15 +96,18 @@ class Block {
     void forward(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const BlockScratch&,
                  const void* previous_mid, const BlockWatch* watch = nullptr) const;
 
-    // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid. dw (the unit's
-    // gradients) is added to. Overwrites a.gate_up.
+    // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid, whose magnitude joins
+    // of_dresid (optional). dw (the unit's gradients) is added to. Overwrites a.gate_up.
     void backward(Stream&, const BlockShape&, const BlockWeights& w, char* dw, const BlockActivations& a,
-                  const BlockScratch&, void* dresid, Recompute recompute) const;
+                  const BlockScratch&, void* dresid, Recompute recompute, Fp8Scale* of_dresid) const;
 
     // dresid (R, C) =: the gradient of resid, from that of the block's output in d.dout. The forward pass's h1, h2, o
     // and gate_up are in `d` already, or recomputed there: `a` is what exchange() has returned.
     void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& d,
-                    const BlockScratch&, void* dresid, Recompute recompute) const;
+                    const BlockScratch&, void* dresid, Recompute recompute, Fp8Scale* of_dresid) const;
+    // Where the magnitude of the gradient of the block's output must be before either, given that pass's scales; nullptr
+    // where nobody asks for it.
+    Fp8Scale* scale_of_dout(Fp8Scale* scales) const;
     // dw += what `d` holds. With tp's overlap, dout of `next`, the block whose weight_grad comes next, sets off to
     // scratch.whole while the last product is computed: it is there after `dout_there`, which that call is given.
     void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& d, const BlockScratch&,
@@ -122,7 +125,7 @@ class Block {
     void leave_backward(BlockPass&, void* dlast, char* dw, float* dw_sum, const void* dstream, const void* last,
                         const void* w, const float* rstd, const ParallelLinear& reader) const;
     void enter_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* x, const void* w, const float* rstd,
-                        const void* dresidual, const ParallelLinear* reader) const;
+                        const void* dresidual, uint32_t* amax) const;
     void norm(BlockPass&, void* y, float* rstd, void* sum, const void* x, const void* residual, const void* w,
               uint32_t* amax) const;
     void add(BlockPass&, void* sum, const void* a, const void* b) const;
@@ -131,10 +134,10 @@ class Block {
                          const BlockWeights& w) const;
     const float* sums_of_ranks(BlockPass&, float* all, const void* x, const void* dy, const QkNorm&) const;
     QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
-    void rope(BlockPass&, void* qkv, bool inverse) const;
+    void rope(BlockPass&, void* qkv, bool inverse, uint32_t* amax) const;
     // Gradients of both halves; dw is nullptr where only the inputs' is asked for.
     void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
-                  void* dresid) const;
+                  void* dresid, Fp8Scale* of_dresid) const;
     void norm_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* dy, const void* x, const void* w,
                        const float* rstd, const void* dresidual, uint32_t* amax) const;
 

@@ -10,8 +10,6 @@ namespace rz {
 
 // ---- what products in fp8 read --------------------------------------------------------------------------------------
 
-static uint32_t* magnitude_of(Fp8Scale* scale) { return scale ? &scale->amax : nullptr; }
-
 static void measure(BlockPass& p, Fp8Scale* scale, const void* x, int64_t n, DType dtype) {
     if (scale) abs_max(p.stream, {.scale = scale, .x = x, .n = n, .dtype = dtype});
 }
@@ -19,8 +17,8 @@ static void measure(BlockPass& p, Fp8Scale* scale, const void* x, int64_t n, DTy
 uint32_t* ParallelLinear::magnitude_of_x(const BlockPass& p) const {
     return layer_.x_is_measured ? magnitude_of(scale_of_x(p)) : nullptr;
 }
-uint32_t* ParallelLinear::magnitude_of_dy(const BlockPass& p) const {
-    return layer_.dy_is_measured ? magnitude_of(scale_of_dy(p)) : nullptr;
+void ParallelLinear::measure_dy(BlockPass& p, const void* dy, int64_t n) const {
+    measure(p, scale_of_dy(p), dy, n, dtype_);
 }
 
 void ParallelLinear::keep_x(BlockPass& p, void* kept, const void* x) const {
@@ -150,7 +148,6 @@ const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, c
     const auto [parallel, in, out] = std::tuple(layer_.parallel, layer_.in, layer_.out);
     Stream& s = p.stream;
     Operand weight = w;
-    if (!layer_.dy_is_measured) measure(p, scale_of_dy(p), dy, (parallel == Parallel::row ? p.R : p.N) * out, dtype_);
     if (tp_ && parallel == Parallel::row) {
         if (coded_dy(p)) tp_->share_magnitude(s, scale_of_dy(p), p.scratch.parts, Fp8::e5m2);
         return by_rows(p, rows_of_dy(p, dy), [&](const void* rows, int64_t first, int64_t count) {

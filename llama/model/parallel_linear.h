@@ -64,6 +64,7 @@ struct BlockPass {
 
 // Scales of a block's layers: of x and of dy of each of the four.
 constexpr int kBlockScales = 8;
+inline uint32_t* magnitude_of(Fp8Scale* scale) { return scale ? &scale->amax : nullptr; }
 // True: layers in fp8 keep codes.
 inline bool keeps_codes(Fp8Recipe recipe) { return recipe == Fp8Recipe::tensor; }
 
@@ -74,11 +75,10 @@ class ParallelLinear {
     struct Layer {
         Parallel parallel;
         int64_t in, out;
-        int64_t begin;  // of its weight in the unit, in elements
-        int number;     // of the block's four: its scales are 2 number and 2 number + 1
-        // True: the op that writes it finds the magnitude; else it is measured here.
-        bool x_is_measured = true, dy_is_measured = true;
-        int64_t bias = -1;  // likewise of a column-parallel layer's bias; -1: none
+        int64_t begin;              // of its weight in the unit, in elements
+        int number;                 // of the block's four: its scales are 2 number and 2 number + 1
+        bool x_is_measured = true;  // the op that writes x finds its magnitude; else it is measured here
+        int64_t bias = -1;          // likewise of a column-parallel layer's bias; -1: none
     };
     // `tp` and `fp8` may be nullptr; they outlive this.
     ParallelLinear(const Layer& layer, DType dtype, DType grad_dtype, TensorParallel* tp, const Fp8Linear* fp8)
@@ -106,16 +106,20 @@ class ParallelLinear {
     // Compute waits for what input_grad has left aside.
     void wait_for_dx(BlockPass&) const;
 
-    // Slot for the magnitude of x, or dy, which the op that writes it fills; nullptr if nobody asks for it.
+    // Slot for the magnitude of x, or dy, which the op that writes it fills; nullptr if nobody asks for it. That of dy
+    // must be there before input_grad: with tp of this rank's rows.
     uint32_t* magnitude_of_x(const BlockPass&) const;
-    uint32_t* magnitude_of_dy(const BlockPass&) const;
+    uint32_t* magnitude_of_dy(const BlockPass& p) const { return magnitude_of(scale_of_dy(p.scales)); }
+    // Finds it in a pass over n elements.
+    void measure_dy(BlockPass&, const void* dy, int64_t n) const;
+    Fp8Scale* scale_of_dy(Fp8Scale* scales) const { return scales ? scales + 2 * layer_.number + 1 : nullptr; }
     // Column-parallel:: the op that makes x writes it there, then `kept` is made of it, or of the `x` that is there.
     void* place_of_x(const BlockPass& p, void* kept) const { return p.scales ? p.scratch.dnorm : kept; }
     void keep_x(BlockPass&, void* kept, const void* x) const;
 
    private:
     Fp8Scale* scale_of_x(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number : nullptr; }
-    Fp8Scale* scale_of_dy(const BlockPass& p) const { return p.scales ? p.scales + 2 * layer_.number + 1 : nullptr; }
+    Fp8Scale* scale_of_dy(const BlockPass& p) const { return scale_of_dy(p.scales); }
     Operand operand_x(const BlockPass&, const void* x) const;
     Operand operand_dy(const BlockPass&, const void* dy) const;
     Operand dy_both_ways(BlockPass&, const void* dy) const;

@@ -513,7 +513,7 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
           chunks);
 }
 
-void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw_sum) {
+void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw_sum, Fp8Scale* of_dx) {
     rmsnorm_backward(stream_, {.dx = dx,
                                .dw = dw_sum ? nullptr : gradients(table_.final_norm()),
                                .dw_sum = dw_sum,
@@ -525,7 +525,22 @@ void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw
                                .N = rows,
                                .C = config_.dim,
                                .dtype = options_.dtype,
-                               .grad_dtype = options_.grad_dtype});
+                               .grad_dtype = options_.grad_dtype,
+                               .amax = magnitude_of(of_dx)});
+}
+
+// Of the gradient of a block's output, before its pass; nullptr where there is no such block or nobody asks. In a weight
+// slot, where the pass finds all magnitudes again.
+Fp8Scale* Stage::scale_of_dout(int unit, const Slot& s, const WeightSlot* pending) const {
+    if (unit < first_block()) return nullptr;
+    const bool again = pending && has(options_.recompute, Recompute::block);
+    return work_.block(unit).scale_of_dout(again ? pending->blocks[index(unit)].scales : s.blocks[index(unit)].scales);
+}
+
+// What came from the stage above is measured here; else the op that wrote it has.
+void Stage::measure_dout(int unit, Fp8Scale* scale, const void* dout, int64_t rows) {
+    if (unit == last_unit_ && scale)
+        abs_max(stream_, {.scale = scale, .x = dout, .n = rows * config_.dim, .dtype = options_.dtype});
 }
 
 void Stage::embedding_gradient(const void* dx, const DeviceBatch& b) {
@@ -553,17 +568,21 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     if (unit == 0) return embedding_gradient(s.gradient, b);
     if (unit == model_last_) {
         head(s, b, goal);
-        return final_norm_backward(s, own_rows(b), s.gradient, nullptr);
+        return final_norm_backward(s, own_rows(b), s.gradient, nullptr, scale_of_dout(last_block(), s));
     }
     const BlockActivations& a = s.blocks[index(unit)];
     const BlockShape shape = shape_of(b, config_.rotates(unit - 1));
     const BlockWeights w = block_weights(unit);
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
-    piece(
-        GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, a.o, a.gate_up, a.scales, b.B, b.T,
-                      b.positions),
-        [&] { work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute); });
+    Fp8Scale *own = scale_of_dout(unit, s), *below = scale_of_dout(unit - 1, s);
+    piece(GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, a.o, a.gate_up, a.scales, below, b.B, b.T,
+                        b.positions),
+          [&] {
+              measure_dout(unit, own, s.gradient, own_rows(b));
+              work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute,
+                                         below);
+          });
 }
 
 void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b, const Goal& goal) {
@@ -571,9 +590,12 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     Slot& s = slots_[size_t(slot)];
     WeightSlot& pending = weight_slots_[size_t(weight_slot)];
     if (unit == 0) return std::swap(s.gradient, pending.embedding_gradient);
+    if (unit == last_unit_ && options_.recompute == Recompute::block)  // which finds all magnitudes again
+        zero_scales(pending.blocks.front().scales);
     if (unit == model_last_) {
         head(s, b, goal);
-        return final_norm_backward(s, own_rows(b), pending.blocks.back().dout, pending.dw_final_norm);
+        return final_norm_backward(s, own_rows(b), pending.blocks.back().dout, pending.dw_final_norm,
+                                   scale_of_dout(last_block(), s, &pending));
     }
     BlockActivations& a = s.blocks[index(unit)];
     PendingBlock& p = pending.blocks[index(unit)];
@@ -581,14 +603,14 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const BlockWeights w = block_weights(unit);
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
+    Fp8Scale *own = scale_of_dout(unit, s, &pending), *below = scale_of_dout(unit - 1, s, &pending);
     const BlockActivations now = exchange(a, p, options_.recompute);
-    if (unit == last_block() && options_.recompute == Recompute::block)  // which finds all magnitudes again
-        zero_scales(pending.blocks.front().scales);
     piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.o, p.gate_up, p.scales, p.dout,
-                        p.dmid, dresid, b.B, b.T, b.positions),
+                        p.dmid, dresid, below, b.B, b.T, b.positions),
           [&] {
+              measure_dout(unit, own, p.dout, own_rows(b));
               work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, now, p, work_.scratch(),
-                                           dresid, options_.recompute);
+                                           dresid, options_.recompute, below);
           });
 }
 

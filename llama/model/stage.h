@@ -179,7 +179,9 @@ class Stage {
     void head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch&,
                     const Goal&);
     void losses(int64_t first, int64_t rows, const DeviceBatch&, const Goal&);
-    void final_norm_backward(const Slot&, int64_t rows, void* dx, float* dw_sum);
+    void final_norm_backward(const Slot&, int64_t rows, void* dx, float* dw_sum, Fp8Scale* of_dx);
+    Fp8Scale* scale_of_dout(int unit, const Slot&, const WeightSlot* pending = nullptr) const;
+    void measure_dout(int unit, Fp8Scale* scale, const void* dout, int64_t rows);
     void embedding_gradient(const void* dx, const DeviceBatch&);
     void piece(const GraphSet::Key& key, const std::function<void()>& enqueue);
 

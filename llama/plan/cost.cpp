@@ -80,7 +80,10 @@ OpWork work(const RmsnormForward& a) {
 OpWork work(const RmsnormBackward& a) {
     return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.dresidual ? 4 : 3), a.dtype);
 }
-OpWork work(const Rope& a) { return bytes(2 * n(a.N) * n(a.heads) * n(a.D) * size_of(a.dtype), a.dtype); }
+OpWork work(const Rope& a) {
+    const double others = a.amax ? n(a.row_stride) - n(a.heads) * n(a.D) : 0;
+    return bytes(n(a.N) * (2 * n(a.heads) * n(a.D) + others) * size_of(a.dtype), a.dtype);
+}
 OpWork work(const AddBias& a) { return bytes(2 * n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
 OpWork work(const BiasBackward& a) { return bytes(n(a.N) * n(a.C) * size_of(a.dtype), a.dtype); }
 OpWork work(const QkSums& a) {
@@ -93,7 +96,8 @@ OpWork work(const QkNormForward& a) {
 }
 OpWork work(const QkNormBackward& a) {
     const QkNorm& q = a.norm;
-    return bytes(3 * n(q.N) * n(q.heads + q.kv_heads) * n(q.D) * size_of(q.dtype), q.dtype);
+    const double heads = n(q.heads + q.kv_heads) * n(q.D), others = a.amax ? n(q.row_stride) - heads : 0;
+    return bytes(n(q.N) * (3 * heads + others) * size_of(q.dtype), q.dtype);
 }
 OpWork work(const SwigluForward& a) { return bytes(3 * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }
 OpWork work(const SwigluBackward& a) { return bytes((a.h ? 6 : 5) * n(a.N) * n(a.F) * size_of(a.dtype), a.dtype); }

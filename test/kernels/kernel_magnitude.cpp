@@ -1,6 +1,8 @@
 // Ops that find the magnitude of what they store (kernels/magnitude.h): the largest of the stored numbers, to the bit.
 #include "kernels/attention/attention.h"
+#include "kernels/qk_norm.h"
 #include "kernels/rmsnorm.h"
+#include "kernels/rope.h"
 #include "kernels/swiglu.h"
 #include "test/kernels/kernel_test.h"
 
@@ -102,6 +104,56 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Magnitude,
                          testing::Values(Shape{1, 8, DType::bf16}, Shape{70, 33, DType::bf16},
                                          Shape{9, 1536, DType::bf16}, Shape{5, 344, DType::f32},
                                          Shape{6, 264, DType::f16}, Shape{3, 8200, DType::bf16}));
+
+// Of whole rows: of the heads that are rotated, and of those that follow, which are most or few.
+TEST(Magnitude, OfRotatedRows) {
+    for (const DType t : {DType::bf16, DType::f16, DType::f32})
+        for (const auto& [N, heads, others, D] :
+             {std::array<int64_t, 4>{70, 9, 3, 64}, {3, 1, 9, 64}, {1, 12, 0, 128}, {5, 3, 5, 6}}) {
+            std::vector<float> cosines(size_t(N * D / 2)), sines(cosines.size());
+            rope_tables(cosines.data(), sines.data(), N, D, 10000, {});
+            const auto op = [&, N = N, heads = heads, others = others, D = D](KernelRun& run) {
+                Rope a;
+                a.x = run.inout("x", normal(N * (heads + others) * D, t, 1));
+                a.cos_table = run.input<float>(cosines);
+                a.sin_table = run.input<float>(sines);
+                a.N = a.T = N, a.heads = heads, a.D = D, a.row_stride = (heads + others) * D;
+                a.inverse = true, a.dtype = t;
+                a.amax = slot(run, "amax");
+                rope(run.stream(), a);
+            };
+            expect_largest(op, {{"amax", "x"}});
+        }
+}
+
+// Likewise with a norm of each head, and of all heads together.
+TEST(Magnitude, OfNormedRows) {
+    for (const DType t : {DType::bf16, DType::f16, DType::f32})
+        for (const bool together : {false, true})
+            for (const auto& [heads, others, D] : {std::array<int64_t, 3>{4, 2, 64}, {2, 9, 64}, {3, 3, 6}}) {
+                constexpr int64_t N = 19;
+                const int64_t row = (2 * heads + others) * D, gains = together ? 2 * heads : 2;
+                const auto op = [&, heads = heads, D = D](KernelRun& run) {
+                    QkNormBackward b{
+                        .dx = run.inout("dx", normal(N * row, t, 4)),
+                        .kept = run.input(normal(N * 2 * heads * D, t, 3)),
+                        .dw = run.inout("dw", normal(gains * D, t, 5)),
+                        .scratch = static_cast<float*>(run.scratch(4 * qk_norm_backward_scratch(D, gains))),
+                        .grad_dtype = t};
+                    b.norm = {.N = N, .T = N, .heads = heads, .kv_heads = heads, .D = D, .row_stride = row};
+                    b.norm.wq = run.input(normal(gains / 2 * D, t, 1)),
+                    b.norm.wk = run.input(normal(gains / 2 * D, t, 2));
+                    b.norm.eps = 1e-6f, b.norm.dtype = t;
+                    if (together) {
+                        b.norm.squares = run.input<float>(normal(N * 2, DType::f32, 6, 1, 90));
+                        b.dots = run.input<float>(normal(N * 2, DType::f32, 7));
+                    }
+                    b.amax = slot(run, "amax");
+                    qk_norm_backward(run.stream(), b);
+                };
+                expect_largest(op, {{"amax", "dx"}});
+            }
+}
 
 // Each head size has a kernel of its own, and reads its output tile again for this.
 TEST(Magnitude, OfAnAttentionsOutput) {

@@ -7,7 +7,14 @@ OPTIMIZER, OFFLOAD = "zero/optimizer.cpp", "zero/offload.cpp"
 
 # Compiled again because they include a planted header: sources, and tests that read the header themselves.
 INCLUDERS = {
-    "kernels/magnitude.h": [QUANTISE, "kernels/rmsnorm.cpp", "kernels/swiglu.cpp", "kernels/attention/attention.cpp"],
+    "kernels/magnitude.h": [
+        QUANTISE,
+        "kernels/attention/attention.cpp",
+        "kernels/qk_norm.cpp",
+        "kernels/rmsnorm.cpp",
+        "kernels/rope.cpp",
+        "kernels/swiglu.cpp",
+    ],
     "kernels/fp8/quantise.h": [QUANTISE, "kernels/fp8/fold_scales.cpp"],
     MX: ["kernels/fp8/quantise_mx.cpp", "kernels/fp8/fp8_mx_gemm.cpp", "test/kernels/test_fp8.cpp"],
     "kernels/loss_scale.h": ["kernels/loss_scale.cpp"],
@@ -67,6 +74,27 @@ FORMATS = [
         "zero_scales(pending.blocks.front().scales);",
         ";",
         ["TensorParallelFp8.EveryWayGivesTheSameBits"],
+    ),
+    (
+        "the gradient that comes from the stage above has no magnitude",
+        STAGE,
+        "if (unit == last_unit_ && scale)",
+        "if (unit == last_unit_ && scale && !PLANTED)",
+        ["TensorParallelFp8.EveryWayGivesTheSameBits"],
+    ),
+    (
+        "a block's gradient leaves its magnitude to itself",
+        STAGE,
+        "*below = scale_of_dout(unit - 1, s);",
+        "*below = scale_of_dout(PLANTED ? unit : unit - 1, s);",
+        ["Fp8Training.*"],
+    ),
+    (
+        "the magnitude of dqkv leaves dv out",
+        "kernels/rope.cpp",
+        "a.N, a.row_stride, a.row_stride);",
+        "a.N, PLANTED ? a.heads * a.D : a.row_stride, a.row_stride);",
+        ["Fp8Training.*"],
     ),
     (
         "weights' scales outlive an update",

@@ -250,14 +250,9 @@ TEST(TensorParallelFp8, GradientsOfBranchesTravelAsTheCodesOfTheWhole) {
             Stream s(kCpu, "compute");
             TensorParallel tp(mesh, DType::f32, nullptr, overlap);
             const Fp8Linear fp8 = products();
-            const ParallelLinear layer({.parallel = Parallel::row,
-                                        .in = in,
-                                        .out = out,
-                                        .begin = 0,
-                                        .number = 0,
-                                        .x_is_measured = false,
-                                        .dy_is_measured = false},
-                                       t, DType::f32, &tp, &fp8);
+            const ParallelLinear layer(
+                {.parallel = Parallel::row, .in = in, .out = out, .begin = 0, .number = 0, .x_is_measured = false}, t,
+                DType::f32, &tp, &fp8);
             std::vector<float> rows(size_t(N * out)), got_dw(dw.size());
             std::vector<bf16> codes(size_t(half * out)), y(size_t(half * out)), got_dx(dx.size());
             std::vector<Fp8Scale> scales(kBlockScales), parts(2);
@@ -265,6 +260,7 @@ TEST(TensorParallelFp8, GradientsOfBranchesTravelAsTheCodesOfTheWhole) {
             const BlockScratch scratch{.dnorm = codes.data(), .whole = rows.data(), .parts = parts.data()};
             BlockPass p{.stream = s, .shape = shape, .scratch = scratch, .scales = scales.data(), .N = N, .R = half};
             layer.forward(p, y.data(), x.data(), w.data());
+            layer.measure_dy(p, &dy[size_t(rank * half * out)], half * out);
             const void* all = layer.input_grad(p, got_dx.data(), &dy[size_t(rank * half * out)], w.data());
             layer.weight_grad(p, reinterpret_cast<char*>(got_dw.data()), all, x.data());
             s.synchronize();
