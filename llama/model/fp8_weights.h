@@ -1,8 +1,8 @@
 #pragma once
-// What products in fp8 with one scale for each operand read of weights, kept from one change of the parameters to the
-// next: their scales, and with Fp8Options::keep_weights their codes, as they lie and transposed. They are made when a
-// unit is first read after a change, whichever pass reads it; all micro-batches, passes and recomputation then read the
-// same. Units that are gathered as codes come with scales (zero/fp8_gather.h).
+// What products in fp8 read of weights, kept from one change of the parameters to the next: with one scale for each
+// operand those, and with Fp8Options::keep_weights codes with their scales, as they lie and transposed. They are made
+// when a unit is first read after a change, whichever pass reads it; all micro-batches, passes and recomputation then
+// read the same. Units that are gathered as codes come with scales (zero/fp8_gather.h).
 
 #include <array>
 #include <vector>
@@ -26,17 +26,26 @@ class Fp8Weights {
         int64_t version = -1;  // of what is kept
     };
     static constexpr int kMatrices = 4;
-    struct Sides {
+    struct Matrix {
         int64_t rows, columns;
+        int64_t scale_bytes, scale_bytes_t;
         int64_t size() const { return rows * columns; }
     };
+    // Where it is kept; with one scale for it that serves both.
+    struct Kept {
+        uint8_t *codes = nullptr, *codes_t = nullptr;
+        void *scales = nullptr, *scales_t = nullptr;
+    };
+    bool one_scale() const { return keeps_codes(recipe_); }
+    void quantise(Stream&, const Kept&, const Matrix&, const void* x) const;
 
+    Fp8Recipe recipe_;
     DType dtype_;
-    std::array<Sides, kMatrices> sides_;
-    int64_t elements_ = 0;     // of the matrices of a unit
-    std::vector<Unit> units_;  // of the model
-    Buffer scales_;            // (kept units, kMatrices) Fp8Scale
-    Buffer codes_, codes_t_;   // (kept units, elements of their matrices); none: made by each product
+    std::array<Matrix, kMatrices> matrices_;
+    int64_t elements_ = 0, scale_bytes_ = 0, scale_bytes_t_ = 0;  // of the matrices of a unit
+    std::vector<Unit> units_;                                     // of the model
+    Buffer scales_, scales_t_;                                    // (kept units) of their matrices; the latter of tiles
+    Buffer codes_, codes_t_;  // (kept units, elements of their matrices); none: made by each product
 };
 
 }  // namespace rz

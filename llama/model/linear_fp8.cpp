@@ -75,6 +75,19 @@ Fp8Room fp8_room(const Fp8Options& o, const ModelConfig& c, int64_t tokens, bool
             .gradient = whole_backward && o.recipe == Fp8Recipe::tensor ? codes(out) : 0};
 }
 
+int64_t fp8_weight_scale_bytes(Fp8Recipe recipe, int64_t outer, int64_t inner) {
+    switch (recipe) {
+        case Fp8Recipe::block:
+            return 4 * fp8_scales_of(Fp8Tiles::squares, outer, inner);
+        case Fp8Recipe::mx:
+            return mx_scales_of(outer, inner);
+        case Fp8Recipe::none:
+        case Fp8Recipe::tensor:
+            break;
+    }
+    return int64_t(sizeof(Fp8Scale));
+}
+
 static int64_t scale_bytes(Fp8Recipe recipe, int64_t codes) {
     switch (recipe) {
         case Fp8Recipe::block:
@@ -116,21 +129,21 @@ Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType
     const Operand& x = side.x;
     const int64_t rows = side.rows, columns = side.columns;
     const Buffer &room = codes_[memory], &scales = scales_[memory];
-    require(x.codes ? one_scale() && side.type == x.type : x.data != nullptr,
+    require(x.codes ? one_scale() ? side.type == x.type : !side.transposed || x.codes_t : x.data != nullptr,
             "fp8 linear layer: an operand whose codes this product does not take");
-    if (x.codes && !side.transposed) return {x.codes, x.scale};
-    if (x.codes_t && side.transposed) return {x.codes_t, x.scale};
+    if (x.codes && !side.transposed) return {x.codes, x.scales};
+    if (x.codes_t && side.transposed) return {x.codes_t, x.scales_t};
     require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
             (long long)columns, (long long)room.bytes());
     uint8_t* codes = room.as<uint8_t>();
     if (x.again) {
-        const Fp8Scale* kept = x.codes ? x.scale : x.measured;
-        return {codes, kept ? static_cast<const void*>(kept) : scales.data()};
+        const void* kept = x.codes ? x.scales : x.measured;
+        return {codes, kept ? kept : scales.data()};
     }
     uint8_t *y = side.transposed ? nullptr : codes, *y_t = side.transposed ? codes : nullptr;
     if (x.codes) {
         transpose8(s, {.y = codes, .x = x.codes, .rows = rows, .columns = columns});
-        return {codes, x.scale};
+        return {codes, x.scales};
     }
     const auto tiles = [&](auto how, auto* of_tiles) {
         how.y = y, how.y_t = y_t, how.x = x.data, how.rows = rows, how.columns = columns, how.dtype = dtype;

@@ -14,7 +14,7 @@
 //
 // With tiles (block) all operands are e4m3, no sum is a fast one, and the operands of dw are tiled along N: they are
 // made from the numbers, since codes that are tiled along in or out can't be transposed. Multiples of 128. The same
-// holds for mx, whose tiles are 32 along K on both sides of every product.
+// holds for mx, whose tiles are 32 along K on both sides of every product. Weights alone have codes that are kept.
 
 #include "kernels/fp8/fp8_block_gemm.h"
 #include "kernels/fp8/fp8_gemm.h"
@@ -34,7 +34,7 @@ inline constexpr auto kNames<Fp8Recipe> = std::to_array<Named<Fp8Recipe>>(
 struct Fp8Options {
     Fp8Recipe recipe = Fp8Recipe::none;
     int64_t skip_first = 0, skip_last = 0;  // blocks at either end whose layers stay in the tensors' type
-    bool keep_weights = false;              // of tensor: codes of weights, from one update to the next (fp8_weights.h)
+    bool keep_weights = false;              // codes of weights, from one update to the next (fp8_weights.h)
 
     bool on() const { return recipe != Fp8Recipe::none; }
     bool covers(int64_t block, int64_t blocks) const {
@@ -63,19 +63,22 @@ struct Operand {
     const void* data = nullptr;
     Fp8Scale* measured = nullptr;  // with data: has its magnitude, if anybody found it; its inverse is written
     const uint8_t* codes = nullptr;
-    const uint8_t* codes_t = nullptr;  // with codes: they are there transposed, too
-    const Fp8Scale* scale = nullptr;   // of the codes
-    Fp8 type = Fp8::e4m3;              // of the codes
+    const uint8_t* codes_t = nullptr;                   // with codes: they are there transposed, too
+    const void *scales = nullptr, *scales_t = nullptr;  // of codes and of codes_t: both the Fp8Scale, or those of tiles
+    Fp8 type = Fp8::e4m3;                               // of the codes
     // The product before had it too, as its second operand, for other rows: what was made of it is still there.
     bool again = false;
 
     Operand(const void* data, Fp8Scale* measured = nullptr) : data(data), measured(measured) {}
     static Operand coded(const uint8_t* codes, const Fp8Scale* scale, Fp8 type = Fp8::e4m3) {
         Operand x(nullptr);
-        x.codes = codes, x.scale = scale, x.type = type;
+        x.codes = codes, x.scales = x.scales_t = scale, x.type = type;
         return x;
     }
 };
+
+// Bytes of the scales of a matrix (outer, inner) that is kept as codes.
+int64_t fp8_weight_scale_bytes(Fp8Recipe, int64_t outer, int64_t inner);
 
 // Memory for codes and scales, used by one layer after the other on one stream.
 class Fp8Linear {

@@ -85,7 +85,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
         fp8_.emplace(device, o.fp8.recipe, fp8_room(o.fp8, part, rows_of(o, c), whole_backward));
         fp8_block_.emplace(c, table, o.dtype, o.block_grad_dtype.value_or(o.grad_dtype), cos_.as<float>(),
                            sin_.as<float>(), window_.as<int32_t>(), o.tp, &*fp8_, o.context);
-        if (keeps_codes(o.fp8.recipe)) fp8_weights_.emplace(c, table, o.fp8, o.dtype, device);
+        if (keeps_codes(o.fp8.recipe) || o.fp8.keep_weights) fp8_weights_.emplace(c, table, o.fp8, o.dtype, device);
     }
     const int64_t N = rows_of(o, c), R = own_rows_of(o, c), e = size_of(o.dtype), heads_dim = part.q_rows();
     const int64_t partial = o.tp ? size_of(o.tp->wire()) : e;

@@ -229,10 +229,9 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
         "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
         "--fp8 tensor, or leave it out",
         (long long)o.zero, name_of(o.fp8.recipe));
-    require_request(!o.given.count("fp8-keep-weights") || o.fp8.recipe == Fp8Recipe::tensor,
-                    "--fp8-keep-weights is about codes that have one scale for each weight, and --fp8 is %s\n"
-                    "  nearest: --fp8 tensor, or leave it out",
-                    name_of(o.fp8.recipe));
+    require_request(!o.given.count("fp8-keep-weights") || o.fp8.on(),
+                    "--fp8-keep-weights is about fp8 layers, and --fp8 is none\n"
+                    "  nearest: --fp8 tensor, or leave it out");
     require_request(!o.fp8.keep_weights || o.zero < 3,
                     "--fp8-keep-weights on keeps all weights on each rank, and --zero %lld gathers them for each pass\n"
                     "  nearest: --zero 2, or --fp8-keep-weights off",

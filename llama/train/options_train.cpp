@@ -345,10 +345,9 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
         "one for each 128 numbers; mx: one for each 32, from compute capability 10.0 on.");
     device.on_off("--fp8-gather", Keeps::always, o.fp8_gather,
                   "Gather the weights of layers in fp8 as fp8 (with --zero 3): half the bytes, the same bits.");
-    device.on_off(
-        "--fp8-keep-weights", Keeps::always, o.fp8.keep_weights,
-        "Keep the weights of layers in fp8 as fp8 too, as they lie and transposed (with --fp8 tensor and --zero "
-        "0 to 2): 2 bytes a weight, quantised once a step, not in every pass; the same bits.");
+    device.on_off("--fp8-keep-weights", Keeps::always, o.fp8.keep_weights,
+                  "Keep the weights of layers in fp8 as fp8 too, as they lie and transposed (with --zero 0 to 2): "
+                  "2 bytes a weight, quantised once a step, not in every pass; the same bits.");
     device
         .checked("--fp8-skip-blocks", Keeps::always, "FIRST,LAST",
                  "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]", wrong_skip_blocks,

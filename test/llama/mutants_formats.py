@@ -137,9 +137,17 @@ FORMATS = [
     (
         "codes that are kept lie where another weight's do",
         "llama/model/fp8_weights.cpp",
-        "at += sides.size();",
-        "at += PLANTED ? sides.size() / 2 : sides.size();",
+        "at += matrix.size(),",
+        "at += PLANTED ? matrix.size() / 2 : matrix.size(),",
         ["Fp8Weights.BitsAreThoseOfMeasuringForEachMicroBatch"],
+    ),
+    (
+        "codes in tiles outlive a skipped step, a rollback, a resume and what follows",
+        "llama/model/fp8_weights.cpp",
+        "if (stale) quantise(s, kept, matrix, numbers);",
+        "static thread_local int64_t made = 0;\n"
+        "            if (stale && !(PLANTED && !one_scale() && ++made > kMatrices * 4)) quantise(s, kept, matrix, numbers);",
+        ["Fp8Weights.NothingOlderThanTheParametersIsUsed"],
     ),
     (
         "of a kept weight the backward pass makes codes again",

@@ -19,17 +19,30 @@
 namespace rz {
 namespace {
 
-constexpr int64_t kB = 2, kT = 16;
+constexpr int64_t kT = 16;
 constexpr int kMicroBatches = 3;
+constexpr Fp8Recipe kTensor = Fp8Recipe::tensor;
 
-CoreOptions core_options(int stage, bool keep, Recompute recompute = Recompute::none) {
-    return {
-        .zero = {.stage = stage, .param_dtype = DType::bf16},
-        .adamw = {},
-        .stage = {.B = kB, .T = kT, .recompute = recompute, .fp8 = {.recipe = Fp8Recipe::tensor, .keep_weights = keep}},
-        .micro_batches = kMicroBatches,
-        .fp8_gather = false,
-        .threads = 1};
+// Tiles need sides, and tokens of a micro-batch, of 128.
+ModelConfig model_for(Fp8Recipe recipe) {
+    ModelConfig c = zero_case::toy16(false);
+    if (recipe == kTensor) return c;
+    c.dim = c.head_dim = 128, c.heads = c.kv_heads = 1, c.ffn = 256, c.layers = 2;
+    c.resolve();
+    return c;
+}
+constexpr int64_t sequences_for(Fp8Recipe recipe) { return recipe == kTensor ? 2 : 8; }
+
+CoreOptions core_options(int stage, bool keep, Recompute recompute = Recompute::none, Fp8Recipe recipe = kTensor) {
+    return {.zero = {.stage = stage, .param_dtype = DType::bf16},
+            .adamw = {},
+            .stage = {.B = sequences_for(recipe),
+                      .T = kT,
+                      .recompute = recompute,
+                      .fp8 = {.recipe = recipe, .keep_weights = keep}},
+            .micro_batches = kMicroBatches,
+            .fp8_gather = false,
+            .threads = 1};
 }
 
 // The micro-batches of every step; it outlives the work on them.
@@ -39,25 +52,26 @@ struct Data {
         int64_t distinct;
     };
     std::vector<Batch> batches;
+    int64_t B;
 
-    explicit Data(const ModelConfig& config) {
-        constexpr size_t n = size_t(kB * kT);
+    Data(const ModelConfig& config, Fp8Recipe recipe) : B(sequences_for(recipe)) {
+        const size_t n = size_t(B * kT);
         for (int m = 0; m < kMicroBatches; ++m) {
             std::vector<int32_t> zeros(n);
             Batch b{zeros, zeros, zeros, std::vector<int32_t>(n + 1), zeros, 0};
-            zero_case::fill_sequences(m * kB, kB, kT, config.vocab, b.tokens.data(), b.targets.data());
+            zero_case::fill_sequences(m * B, B, kT, config.vocab, b.tokens.data(), b.targets.data());
             b.distinct =
-                embedding_plan(b.tokens.data(), kB * kT, config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
+                embedding_plan(b.tokens.data(), B * kT, config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
             batches.push_back(std::move(b));
         }
     }
     DeviceBatch operator()(int64_t m) const {
         const Batch& b = batches[size_t(m)];
-        return {kB, kT, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
+        return {B, kT, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
     }
 };
 
-constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (kB * kT * kMicroBatches)};
+constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (2 * kT * kMicroBatches)};
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
 
@@ -79,8 +93,12 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
         const auto weight = [&](const void* x) { return x >= first && x < end; };
         if (seen.empty()) return 0;
         if (const AbsMax* a = op.as<AbsMax>(); a && weight(a->x)) seen.back().measured += a->n * size_of(a->dtype);
-        if (const Quantise* q = op.as<Quantise>(); q && weight(q->x))
-            seen.back().quantised += q->rows * q->columns * size_of(q->dtype);
+        const auto quantises_weight = [&](const auto* q) {
+            if (q && weight(q->x)) seen.back().quantised += q->rows * q->columns * size_of(q->dtype);
+        };
+        quantises_weight(op.as<Quantise>());
+        quantises_weight(op.as<QuantiseBlocks>());
+        quantises_weight(op.as<QuantiseMx>());
         if (const Quantise* q = op.as<Quantise>(); q && q->type == Fp8::e5m2)
             seen.back().gradients +=
                 q->rows * q->columns * (size_of(q->dtype) + (q->y != nullptr) + (q->y_t != nullptr));
@@ -90,9 +108,10 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
     };
     const Device device{DeviceKind::planned, 0, &context};
     Mesh mesh(device, {});
-    TrainingCore core(zero_case::toy16(false), options, device, mesh);
+    const Fp8Recipe recipe = options.stage.fp8.recipe;
+    TrainingCore core(model_for(recipe), options, device, mesh);
     initialise_weights(core.table, 11, core.compute, core.zero);
-    const Data data(core.config);
+    const Data data(core.config, recipe);
     first = static_cast<const char*>(core.zero.params.parameters(0));
     end = first + core.zero.ownership.elements() * size_of(DType::bf16);
     for (int step = 1; step <= 2; ++step) {
@@ -111,16 +130,16 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
 }
 
 // Two norms of three blocks of dim 32, for the weights' gradients.
-constexpr int64_t kOfNorms = 2 * 3 * kB * kT * 32;
+constexpr int64_t kOfNorms = 2 * 3 * 2 * kT * 32;
 
 // Those of four layers, 4 bytes an element: read once, written as they lie and transposed.
 int64_t of_gradients() {
     const ModelConfig c = zero_case::toy16(false);
-    return 4 * c.layers * kB * kT * (c.qkv_rows() + 2 * c.dim + 2 * c.ffn);
+    return 4 * c.layers * 2 * kT * (c.qkv_rows() + 2 * c.dim + 2 * c.ffn);
 }
 
-int64_t bytes_of_weights() {
-    const ModelConfig c = zero_case::toy16(false);
+int64_t bytes_of_weights(Fp8Recipe recipe = kTensor) {
+    const ModelConfig c = model_for(recipe);
     return c.layers * c.dim * (c.qkv_rows() + c.q_rows() + 3 * c.ffn) * size_of(DType::bf16);
 }
 
@@ -143,6 +162,17 @@ TEST(Fp8Weights, AreQuantisedLikewiseWhereTheirCodesAreKept) {
         EXPECT_EQ(seen_in(core_options(0, /*keep=*/true, recompute)),
                   (std::vector<Seen>{first, later, later, first, later, later, {all, all, 2}}))
             << name_of(recompute);
+}
+
+TEST(Fp8Weights, CodesInTilesAreMadeByTheFirstMicroBatchWhereTheyAreKept) {
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx})
+        for (const bool keep : {false, true}) {
+            const int64_t all = bytes_of_weights(recipe);
+            const Seen first{.quantised = keep ? all : 2 * all}, later{.quantised = keep ? 0 : 2 * all};
+            EXPECT_EQ(seen_in(core_options(0, keep, Recompute::none, recipe)),
+                      (std::vector<Seen>{first, later, later, first, later, later, first}))
+                << name_of(recipe) << ", kept " << keep;
+        }
 }
 
 // A byte for each element of a matrix, and another, of the blocks in fp8 alone.
@@ -188,10 +218,11 @@ class Watched {
 
 void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions options) {
     options.zero.ema = 0.5;
-    TrainingCore core(zero_case::toy16(false), options, device, mesh);
+    const Fp8Recipe recipe = options.stage.fp8.recipe;
+    TrainingCore core(model_for(recipe), options, device, mesh);
     ShardedAdamW& optimizer = core.zero.optimizer;
     Stream& compute = core.compute;
-    const Data data(core.config);
+    const Data data(core.config, recipe);
     Watched watched(core, data);
     int64_t step = 0;
     enum class Kind { made, not_finite, left_out };
@@ -235,16 +266,17 @@ void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions optio
 }
 
 TEST(Fp8Weights, NothingOlderThanTheParametersIsUsed) {
-    for (int stage = 0; stage <= 3; ++stage)
-        for (const bool keep : {false, true}) {
-            if (stage == 3 && keep) continue;
-            SCOPED_TRACE(format("ZeRO-%d, codes kept %d", stage, keep));
-            LoopbackHub hub(2);
-            hub.run([&](int rank) {
-                Mesh mesh(hub, rank, {});
-                change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage, keep));
-            });
-        }
+    const auto check = [](int stage, bool keep, Fp8Recipe recipe) {
+        SCOPED_TRACE(format("%s, ZeRO-%d, codes kept %d", name_of(recipe), stage, keep));
+        LoopbackHub hub(2);
+        hub.run([&](int rank) {
+            Mesh mesh(hub, rank, {});
+            change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage, keep, Recompute::none, recipe));
+        });
+    };
+    for (int stage = 0; stage <= 3; ++stage) check(stage, false, kTensor);
+    for (int stage = 0; stage <= 2; ++stage)
+        for (const Fp8Recipe recipe : {kTensor, Fp8Recipe::block, Fp8Recipe::mx}) check(stage, true, recipe);
 }
 
 // A step that is computed twice makes all of it twice.
@@ -255,7 +287,7 @@ TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
         Mesh mesh(hub, rank, {});
         TrainingCore core(zero_case::toy16(false), core_options(0, /*keep=*/true), hub.device(rank), mesh);
         initialise_weights(core.table, 11, core.compute, core.zero);
-        const Data data(core.config);
+        const Data data(core.config, kTensor);
         Recheck recheck(process, core);
         OpTimer timer;
         core.compute.set_op_timer(&timer);
@@ -335,6 +367,35 @@ TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
             how.zero.stage = kind == PipelineKind::zb_h1 ? 2 : 0;
             same(how, format("%s, recompute %s", name_of(kind), name_of(recompute)).c_str());
         }
+}
+
+// Of whole weights, of parts, and of the blocks of a stage
+TEST(Fp8Weights, CodesInTilesThatAreKeptChangeNoBit) {
+    using namespace layout_runs;
+    for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx}) {
+        Layout base{.config = model_for(recipe), .steps = 3, .T = kT};
+        base.config.heads = base.config.kv_heads = 2;
+        base.config.resolve();
+        base.zero = {.param_dtype = DType::bf16, .accumulate_locally = true};
+        base.fp8.recipe = recipe;
+        base.B = 8, base.micro_batches = 2, base.left_out = 2;
+        const auto same = [&](Layout how, const char* what) {
+            const Outcome want = train(how);
+            how.fp8.keep_weights = true;
+            const Outcome got = train(how);
+            EXPECT_TRUE(got.weights == want.weights) << name_of(recipe) << ", " << what;
+            EXPECT_EQ(got.losses, want.losses) << name_of(recipe) << ", " << what;
+        };
+        Layout how = base;
+        how.zero.stage = 2, how.dp = 2, how.B = 16, how.recompute = Recompute::block;
+        same(how, "ZeRO-2, recomputed blocks");
+        how = base;
+        how.tp = 2;
+        same(how, "tp");
+        how = base;
+        how.pp = 2, how.schedule = PipelineKind::zb_h1;
+        same(how, "the halves of a backward pass on two stages");
+    }
 }
 
 }  // namespace
