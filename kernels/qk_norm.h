@@ -61,8 +61,8 @@ struct QkNormBackward {
     DType grad_dtype;
     QkNorm norm;
     const float* dots = nullptr;  // (ranks, N, 2) f32     of QkSums; with squares
-    // (1) max= magnitudes of whole rows of dx (magnitude.h), of v heads too, which are read for that: row_stride is then
-    // a multiple of D. Optional.
+    // (1) max= magnitudes of whole rows of dx (magnitude.h), of v heads too, which are read for that: row_stride is
+    // then a multiple of D. Optional.
     uint32_t* amax = nullptr;
 };
 

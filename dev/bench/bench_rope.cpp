@@ -1,5 +1,5 @@
-// RoPE in place. Unavoidable bytes: the rotated heads once in and once out. "magnitudes": of whole rows, for quantisation
-// to fp8, so v's heads are read, too; bench_quantise's abs_max is what that saves.
+// RoPE in place. Unavoidable bytes: the rotated heads once in and once out. "magnitudes": of whole rows, for codes in
+// fp8, so v's heads are read, too; bench_quantise's abs_max is what that saves.
 
 #include "kernels/rope.h"
 

@@ -105,8 +105,8 @@ class Block {
     // and gate_up are in `d` already, or recomputed there: `a` is what exchange() has returned.
     void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& d,
                     const BlockScratch&, void* dresid, Recompute recompute, Fp8Scale* of_dresid) const;
-    // Where the magnitude of the gradient of the block's output must be before either, given that pass's scales; nullptr
-    // where nobody asks for it.
+    // The magnitude of the gradient of the block's output must be there before either, given that pass's scales;
+    // nullptr if nobody asks for it.
     Fp8Scale* scale_of_dout(Fp8Scale* scales) const;
     // dw += what `d` holds. With tp's overlap, dout of `next`, the block whose weight_grad comes next, sets off to
     // scratch.whole while the last product is computed: it is there after `dout_there`, which that call is given.

@@ -529,15 +529,15 @@ void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw
                                .amax = magnitude_of(of_dx)});
 }
 
-// Of the gradient of a block's output, before its pass; nullptr where there is no such block or nobody asks. In a weight
-// slot, where the pass finds all magnitudes again.
+// Scale of the gradient of a block's output, before its pass; nullptr where there is no such block or nobody asks. It
+// is the weight slot's if the pass finds all magnitudes again.
 Fp8Scale* Stage::scale_of_dout(int unit, const Slot& s, const WeightSlot* pending) const {
     if (unit < first_block()) return nullptr;
     const bool again = pending && has(options_.recompute, Recompute::block);
     return work_.block(unit).scale_of_dout(again ? pending->blocks[index(unit)].scales : s.blocks[index(unit)].scales);
 }
 
-// What came from the stage above is measured here; else the op that wrote it has.
+// Measures a gradient that came from the stage above; another was measured by the op that wrote it.
 void Stage::measure_dout(int unit, Fp8Scale* scale, const void* dout, int64_t rows) {
     if (unit == last_unit_ && scale)
         abs_max(stream_, {.scale = scale, .x = dout, .n = rows * config_.dim, .dtype = options_.dtype});

@@ -105,7 +105,7 @@ INSTANTIATE_TEST_SUITE_P(Shapes, Magnitude,
                                          Shape{9, 1536, DType::bf16}, Shape{5, 344, DType::f32},
                                          Shape{6, 264, DType::f16}, Shape{3, 8200, DType::bf16}));
 
-// Of whole rows: of the heads that are rotated, and of those that follow, which are most or few.
+// Magnitudes of whole rows: of the heads that are rotated, and of those that follow, which are most or few.
 TEST(Magnitude, OfRotatedRows) {
     for (const DType t : {DType::bf16, DType::f16, DType::f32})
         for (const auto& [N, heads, others, D] :

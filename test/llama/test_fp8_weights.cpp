@@ -369,7 +369,7 @@ TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
         }
 }
 
-// Of whole weights, of parts, and of the blocks of a stage
+// Codes of whole weights, of parts, and of the blocks of a stage
 TEST(Fp8Weights, CodesInTilesThatAreKeptChangeNoBit) {
     using namespace layout_runs;
     for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx}) {
