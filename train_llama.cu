@@ -79,7 +79,7 @@ static RunEnd train_or_end_job(Trainer& t) {
     try {
         return train(t);
     } catch (const std::exception& error) {
-        if (t.process.size() == 1) throw;
+        if (t.process.size() == 1 || t.process.rejoins()) throw;
         t.snapshots.reset();
         t.saver.reset();  // ends a save and a command that are under way
         t.log->wait_for_files();
@@ -155,9 +155,13 @@ int main(int argc, char** argv) {
         if (options && options->ranks > 1 && !options->print_config)
             if (const std::optional<int> exit_code = run_ranks(int(options->ranks), options->max_restarts, argv))
                 return *exit_code;
-        Process process(options ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
+        for (;;) {
+            Process process(options
+                                ? ProcessOptions{.timeout_s = options->timeout, .disk_timeout_s = options->disk_timeout}
                                 : ProcessOptions{});
-        return process.run([&] { return run_command(command, process); });
+            const int exit_code = process.run([&] { return run_command(command, process); });
+            if (exit_code != Process::kRejoins) return exit_code;  // else another rank has died: with its successor
+        }
     } catch (...) {
         return code_of_failed_start();
     }

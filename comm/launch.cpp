@@ -99,6 +99,8 @@ std::optional<Launch> by_ranks(const Environment& env) {
     if (!rank || !size) return {};
     Launch l = over_tcp(env, "--ranks", *rank, *size, true, "", "", 0);
     if (*rank == 0) l.listening = number_of(env, "RINGZERO_LISTENING", 0, 1 << 20).value_or(-1);
+    l.starter = number_of(env, "RINGZERO_STARTER", 0, 1 << 20).value_or(-1);
+    l.secret += text_of(env, "RINGZERO_EPOCH");  // what earlier ranks have sent is nothing to later ones
     return l;
 }
 

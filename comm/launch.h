@@ -19,6 +19,7 @@ struct Launch {
     std::string address = {};
     int port = 0;
     int listening = -1;           // rank 0 of --ranks: the socket, made by its parent
+    int starter = -1;             // of --ranks with restarts: a socket to the process that started this one (ranks.h)
     std::string secret = {};      // what the ranks prove to each other
     bool secret_is_open = false;  // nobody gave one: made of the job's number and size
 };

@@ -27,6 +27,7 @@
 #include "comm/mpi_transport.h"
 #include "comm/nccl_transport.h"
 #include "comm/placement.h"
+#include "comm/ranks.h"
 #include "comm/tcp_net.h"
 #include "comm/watch.h"
 #include "kernels/runtime/request.h"
@@ -151,6 +152,8 @@ void Process::bring_up(const ProcessOptions& options) {
     }
     // Until the watch is there; a rank that is stopped here, or whose files hang, would let the others wait.
     started_by_ = launch.by;
+    starter_ = launch.starter;
+    if (starter_ >= 0) fcntl(starter_, F_SETFD, FD_CLOEXEC);
     const bool mpi = launch.how == Launch::How::mpi;
     const double deadline_s = std::max(options.timeout_s, options.start_s);
     auto alarm = std::make_unique<Alarm>(deadline_s + (mpi ? 0 : 5), mpi ? "MPI's start-up" : "the start", kNotUp);
@@ -245,10 +248,14 @@ std::shared_ptr<Watch> Process::make_watch(const ProcessOptions& options) {
     watch.disk_timeout_s = options.disk_timeout_s;
     watch.directory = run_directory_;
     watch.on_failure = [this](const std::string& reason) {
+        if (starter_ >= 0) return net_->give_up();
         call_hook(kExitDeadline, watch_ ? reason + watch_->job_report() : reason);
         end_job(kExitDeadline);
     };
-    watch.on_fault = [this](const std::string& reason) { abort(kExitError, reason); };
+    watch.on_fault = [this](const std::string& reason) {
+        if (starter_ >= 0) return net_->give_up();
+        abort(kExitError, reason);
+    };
     try {
         return std::make_shared<Watch>(watch);
     } catch (const Error& e) {
@@ -291,6 +298,10 @@ int Process::run(const std::function<int()>& body) {
             fail_in_process(failed, reason);
             return hub_->exit_code();
         }
+        if (rejoins()) {
+            rejoin();
+            return kRejoins;
+        }
         if (size_ > 1) abort(failed, reason);
         report(failed, reason);
         finish(failed);
@@ -325,6 +336,20 @@ void Process::finish(int code) {
     finished_ = true;
     if (!hub_) the_process = nullptr;
     clean_up();
+}
+
+bool Process::rejoins() const { return starter_ >= 0 && net_ && net_->given_up(); }
+
+void Process::rejoin() {
+    on_failure(nullptr);  // what it holds is the next one's
+    control_.reset();
+    watch_.reset();
+    net_.reset();
+    std::error_code error;
+    if (own_directory_) std::filesystem::remove_all(run_directory_, error);
+    finished_ = true;
+    the_process = nullptr;
+    await_restart(starter_);
 }
 
 void Process::clean_up() {
@@ -440,6 +465,7 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
         require_request(kinds[size_t(r)] == kinds[0],
                         "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all", kinds[0].c_str(), r,
                         kinds[size_t(r)].c_str());
+    if (device.is_cuda()) starter_ = -1;  // streams may wait in NCCL's kernels, which no exception ends
     if (device.is_cuda() && size_ > 1) share_out_gpus(device, transport, note);
     settle_on_cores(device, note);
     return device;

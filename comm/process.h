@@ -16,6 +16,9 @@
 // rank has no launcher. On the CPU it never ends the program: after an error its run() returns 70, and others' waits
 // throw the reason. On GPUs, one for each rank, they may wait where nothing reaches them: an error ends the program.
 //
+// Ranks of --ranks with --max-restarts on CPUs outlive each other: where one has gone, the waits of the others throw,
+// run() returns kRejoins once all that body() had is destroyed, and the next Process is of the new job.
+//
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
 // small things (agreeing on a decision, gathering a few numbers), not for training data.
 
@@ -77,8 +80,11 @@ class Process {
     void set_step(int64_t step);  // named in every report
 
     // Runs body, then ends the job together with all other ranks. An error on one rank ends all
-    // (exit_code_of()).
+    // (exit_code_of()). kRejoins: see above.
+    static constexpr int kRejoins = -1;
     int run(const std::function<int()>& body);
+    // True: an error is another rank's end, and run() will return kRejoins.
+    bool rejoins() const;
 
     // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends
     // it, from any thread. It must not throw and not wait. nullptr: none.
@@ -153,6 +159,7 @@ class Process {
     void call_hook(int code, const std::string& reason);
     void finish(int code);
     void clean_up();
+    void rejoin();
     void fail_in_process(int code, const std::string& reason);
     void leave_to_root(int code) const;
     void send_recv(std::vector<Message> messages);
@@ -163,6 +170,7 @@ class Process {
     int64_t groups_made_ = 0, control_messages_ = 0;
     RankContext context_;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1, first_on_host_ = 0;
+    int starter_ = -1;  // where the ranks rejoin: Launch's
     double finalize_s_ = 30;
     bool uses_mpi_ = false, finished_ = false, shares_gpu_ = false, own_directory_ = false;
     std::atomic<bool> leaving_{false};  // all ranks are done, and MPI_Finalize hangs

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -13,6 +14,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/exit_codes.h"
@@ -45,13 +47,37 @@ std::string hex(const Nonce& bytes, size_t n) {
     return text;
 }
 
+// Those that this process waits for; what was blocked before is for its children.
+class SignalsBlocked {
+   public:
+    SignalsBlocked() { sigprocmask(SIG_BLOCK, &ours(), &before_); }
+    ~SignalsBlocked() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+    SignalsBlocked(const SignalsBlocked&) = delete;
+    const sigset_t& before() const { return before_; }
+    static const sigset_t& ours() {
+        static const sigset_t set = [] {
+            sigset_t all;
+            sigemptyset(&all);
+            for (const int s : kPassedOn) sigaddset(&all, s);
+            for (const int s : {SIGCHLD, SIGTSTP}) sigaddset(&all, s);
+            return all;
+        }();
+        return set;
+    }
+
+   private:
+    sigset_t before_;
+};
+
 // In the child: becomes the rank. Only calls that are safe after fork(); the words are this program's last.
-[[noreturn]] void become_rank(pid_t parent, const sigset_t& mask, const char* path, char** argv, char** environment) {
+[[noreturn]] void become_rank(pid_t parent, int starter, const sigset_t& mask, const char* path, char** argv,
+                              char** environment) {
     setpgid(0, 0);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(kExitError);  // it has died before that was known
     const int nothing = open("/dev/null", O_RDONLY);
     if (nothing >= 0) dup2(nothing, STDIN_FILENO), close(nothing);
+    if (starter >= 0) fcntl(starter, F_SETFD, 0);
     sigprocmask(SIG_SETMASK, &mask, nullptr);
     execve(path, argv, environment);
     constexpr char kText[] = "train_llama: --ranks: the program could not be started again\n";
@@ -59,83 +85,94 @@ std::string hex(const Nonce& bytes, size_t n) {
     _exit(kExitError);
 }
 
-// One start of them after the other.
+constexpr auto kToRejoin = std::chrono::seconds(5);  // from the first sign of a failure
+
 class Ranks {
    public:
-    Ranks(int n, char** argv) : pids_(size_t(n), -1), argv_(argv) {
-        sigemptyset(&ours_);
-        for (const int s : kPassedOn) sigaddset(&ours_, s);
-        for (const int s : {SIGCHLD, SIGTSTP}) sigaddset(&ours_, s);
-        sigprocmask(SIG_BLOCK, &ours_, &before_);
+    // folder: nullptr where ranks do not start again.
+    Ranks(int n, char** argv, const sigset_t& mask, const RestartFolder* folder, int64_t max_restarts)
+        : ranks_(size_t(n)), argv_(argv), mask_(mask), folder_(folder), max_restarts_(max_restarts) {
+        listening_ = listen_on_loopback(&port_);
+        for (int r = 0; r < n; ++r) start(size_t(r));
+        if (!folder_) shut(std::exchange(listening_, -1));
     }
-    ~Ranks() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-
-    // restart_folder: "" if nobody starts them again.
-    void start(const std::string& restart_folder) {
-        const int n = int(pids_.size());
-        code_ = 0, ending_ = killed_ = false;
-        int port = 0;
-        const int listening = listen_on_loopback(&port);
-        const std::string token = hex(random_nonce(), 16), path = own_path();
-        for (int r = 0; r < n; ++r) {
-            std::vector<std::string> texts = {"RINGZERO_RANK=" + std::to_string(r),
-                                              "RINGZERO_RANKS=" + std::to_string(n),
-                                              "RINGZERO_PORT=" + std::to_string(port),
-                                              "RINGZERO_TOKEN=" + token,
-                                              "RINGZERO_LISTENING=" + std::to_string(listening),
-                                              std::string(kRestartVariable) + "=" + restart_folder};
-            for (char** e = environ; *e; ++e)
-                if (std::strncmp(*e, "RINGZERO_", 9) != 0 && std::strncmp(*e, "PMI_", 4) != 0) texts.emplace_back(*e);
-            std::vector<char*> all;
-            for (std::string& text : texts) all.push_back(text.data());
-            all.push_back(nullptr);
-            const pid_t self = getpid(), pid = fork();
-            if (pid == 0) {
-                if (r > 0) close(listening);
-                become_rank(self, before_, path.c_str(), argv_, all.data());
-            }
-            if (pid < 0) {
-                const int error = errno;
-                kill_all(SIGKILL);
-                fail("--ranks %d: process %d could not be started: %s", n, r, std::strerror(error));
-            }
-            setpgid(pid, pid);  // whoever comes first
-            pids_[size_t(r)] = pid;
-        }
-        close(listening);
+    ~Ranks() {
+        for (const Rank& rank : ranks_) shut(rank.line);
+        shut(listening_);
     }
 
     int wait() {
-        while (running() > 0) {
-            const timespec soon = {0, 20'000'000};
+        while (running() > 0 || gathers_) {
+            const timespec soon = {0, ending_ || gathers_ ? 20'000'000 : 100'000'000};
             siginfo_t info;
-            const int s = ending_ ? sigtimedwait(&ours_, &info, &soon) : sigwaitinfo(&ours_, &info);
+            const int s = ending_ || folder_ ? sigtimedwait(&SignalsBlocked::ours(), &info, &soon)
+                                             : sigwaitinfo(&SignalsBlocked::ours(), &info);
             if (s > 0 && s != SIGCHLD) pass_on(s);
             reap();
+            if (folder_ && !ending_) gather();
             if (ending_ && Clock::now() >= end_at_) kill_all(SIGKILL);
         }
         return code_;
     }
 
-    // True: the last start ended as another may not: by a signal, an error or a rank that does not answer. False if
-    // this job was asked to stop.
-    bool may_start_again() {
-        const timespec now = {};
-        for (int s; (s = sigtimedwait(&ours_, nullptr, &now)) > 0;) note(s);
-        return !asked_to_stop_ && (killed_ || code_ == kExitError || code_ == kExitDeadline);
+   private:
+    struct Rank {
+        pid_t pid = -1;
+        int line = -1;       // to it, where ranks start again
+        bool waits = false;  // it has given up its connections, and waits for the new job
+    };
+
+    static void shut(int fd) {
+        if (fd >= 0) close(fd);
     }
 
-   private:
+    void start(size_t r) {
+        Rank& rank = ranks_[r];
+        shut(std::exchange(rank.line, -1));
+        int line[2] = {-1, -1};
+        if (folder_ && socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, line) != 0) fail_to_start(r);
+        rank.line = line[0];
+        std::vector<std::string> texts = {
+            "RINGZERO_RANK=" + std::to_string(r),
+            "RINGZERO_RANKS=" + std::to_string(ranks_.size()),
+            "RINGZERO_PORT=" + std::to_string(port_),
+            "RINGZERO_TOKEN=" + token_,
+            "RINGZERO_EPOCH=" + std::to_string(restarts_),
+            "RINGZERO_LISTENING=" + std::to_string(listening_),
+            format("%s=%s", kRestartVariable, (folder_ ? folder_->path() : restart_folder()).c_str())};
+        if (folder_) texts.push_back("RINGZERO_STARTER=" + std::to_string(line[1]));
+        for (char** e = environ; *e; ++e)
+            if (std::strncmp(*e, "RINGZERO_", 9) != 0 && std::strncmp(*e, "PMI_", 4) != 0) texts.emplace_back(*e);
+        std::vector<char*> all;
+        for (std::string& text : texts) all.push_back(text.data());
+        all.push_back(nullptr);
+        const pid_t self = getpid(), pid = fork();
+        if (pid == 0) {
+            if (r > 0) close(listening_);
+            become_rank(self, line[1], mask_, path_.c_str(), argv_, all.data());
+        }
+        const int error = errno;
+        shut(line[1]);
+        if (pid < 0) errno = error, fail_to_start(r);
+        setpgid(pid, pid);  // whoever comes first
+        rank.pid = pid;
+    }
+    [[noreturn]] void fail_to_start(size_t r) {
+        const int error = errno;
+        kill_all(SIGKILL);
+        fail("--ranks %zu: process %zu could not be started: %s", ranks_.size(), r, std::strerror(error));
+    }
+
     void note(int signal) {
         for (const int s : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGQUIT}) asked_to_stop_ |= signal == s;
     }
     int64_t running() const {
-        return std::count_if(pids_.begin(), pids_.end(), [](pid_t p) { return p > 0; });
+        return std::count_if(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.pid > 0; });
     }
     // A rank may have a shell of its own for a moment, in another group: that gets its signals from the rank.
     void kill_all(int signal) {
-        for (const pid_t pid : pids_)
-            if (pid > 0) kill(pid, signal);
+        for (const Rank& r : ranks_)
+            if (r.pid > 0) kill(r.pid, signal);
     }
     void pass_on(int signal) {
         note(signal);
@@ -144,35 +181,112 @@ class Ranks {
         raise(SIGSTOP);
         kill_all(SIGCONT);
     }
+    void end(int code, std::chrono::milliseconds soon) {
+        code_ = code;
+        ending_ = true, gathers_ = false;
+        end_at_ = Clock::now() + soon;
+    }
+    // True: ranks start again after this end of one: by a signal, an error or a rank that does not answer, unless
+    // this job was asked to stop, or has not begun.
+    bool may_start_again(int code, bool killed) {
+        const timespec now = {};
+        for (int s; (s = sigtimedwait(&SignalsBlocked::ours(), nullptr, &now)) > 0;)
+            if (s != SIGCHLD) pass_on(s);
+        return folder_ && !asked_to_stop_ && (killed || code == kExitError || code == kExitDeadline) &&
+               folder_->has_begun();
+    }
     void reap() {
-        for (size_t r = 0; r < pids_.size(); ++r) {
+        for (size_t r = 0; r < ranks_.size(); ++r) {
             int status = 0;
-            if (pids_[r] <= 0 || waitpid(pids_[r], &status, WNOHANG) != pids_[r]) continue;
-            pids_[r] = -1;
+            Rank& rank = ranks_[r];
+            if (rank.pid <= 0 || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+            rank.pid = -1, rank.waits = false;
             const bool killed = WIFSIGNALED(status);
             const int code = killed ? WTERMSIG(status) : WEXITSTATUS(status);
             if (code == 0 || ending_) continue;
-            code_ = code;
-            ending_ = true, killed_ = killed;
-            // An error or a refusal ends a rank in the middle; with other codes all end, each by itself.
-            const bool in_the_middle = code == kExitError || code == kExitDeadline || code == kExitRequest;
-            end_at_ = Clock::now() + std::chrono::milliseconds(killed ? 0 : in_the_middle ? 200 : 2000);
-            if (killed)
-                std::fprintf(stderr,
-                             "train_llama: rank %zu of %zu was killed by signal %d (%s); the others are ended\n", r,
-                             pids_.size(), code, strsignal(code));
+            const bool again = may_start_again(code, killed);
+            if (killed && !(gathers_ && code == SIGKILL))
+                std::fprintf(stderr, "train_llama: rank %zu of %zu was killed by signal %d (%s)%s\n", r, ranks_.size(),
+                             code, strsignal(code), again ? "" : "; the others are ended");
+            if (again) {
+                begin_gathering(code);
+            } else {
+                // An error or a refusal ends a rank in the middle; with other codes all end, each by itself.
+                const bool in_the_middle = code == kExitError || code == kExitDeadline || code == kExitRequest;
+                end(code, std::chrono::milliseconds(killed ? 0 : in_the_middle ? 200 : 2000));
+            }
         }
     }
+    void begin_gathering(int code) {
+        if (gathers_) return;
+        code_ = code, gathers_ = true;
+        gather_until_ = Clock::now() + kToRejoin;
+    }
+    // Those that live wait for the new job, or are killed; then the dead start.
+    void gather() {
+        for (Rank& rank : ranks_) {
+            char byte;
+            if (rank.pid <= 0 || rank.waits || recv(rank.line, &byte, 1, MSG_DONTWAIT) != 1) continue;
+            rank.waits = true;
+            begin_gathering(kExitDeadline);
+        }
+        if (!gathers_) return;
+        if (asked_to_stop_) return end(code_, {});
+        const bool late = Clock::now() >= gather_until_;
+        bool all = true;
+        int64_t stay = 0;
+        for (const Rank& rank : ranks_) {
+            stay += rank.waits;
+            if (rank.pid <= 0 || rank.waits) continue;
+            all = false;
+            if (late) kill(rank.pid, SIGKILL);
+        }
+        if (!all) return;
+        if (restarts_ == max_restarts_) {
+            std::fprintf(stderr, "train_llama: the last of %lld restarts has failed (--max-restarts)\n",
+                         (long long)max_restarts_);
+            return end(code_, {});
+        }
+        ++restarts_;
+        std::fprintf(
+            stderr, "train_llama: ended with %d; ranks that start again: %zu of %zu (restart %lld of at most %lld)\n",
+            code_, ranks_.size() - size_t(stay), ranks_.size(), (long long)restarts_, (long long)max_restarts_);
+        gathers_ = false, code_ = 0;
+        for (Rank& rank : ranks_)
+            if (std::exchange(rank.waits, false)) {
+                const int64_t epoch = restarts_;
+                if (send(rank.line, &epoch, sizeof epoch, MSG_NOSIGNAL) < 0) kill(rank.pid, SIGKILL);
+            }
+        for (size_t r = 0; r < ranks_.size(); ++r)
+            if (ranks_[r].pid <= 0) start(r);
+    }
 
-    std::vector<pid_t> pids_;
-    sigset_t ours_, before_;
+    std::vector<Rank> ranks_;
     char** argv_;
-    bool ending_ = false, killed_ = false, asked_to_stop_ = false;
+    const sigset_t& mask_;  // of the ranks
+    const RestartFolder* folder_;
+    int64_t max_restarts_, restarts_ = 0;
+    int port_ = 0, listening_ = -1;  // rank 0's, which may be started again
+    const std::string token_ = hex(random_nonce(), 16), path_ = own_path();
+    bool ending_ = false, gathers_ = false, asked_to_stop_ = false;
     int code_ = 0;
-    Clock::time_point end_at_;
+    Clock::time_point end_at_, gather_until_;
 };
 
 }  // namespace
+
+void await_restart(int starter) {
+    const char byte = 'w';
+    int64_t epoch = 0;
+    if (send(starter, &byte, 1, MSG_NOSIGNAL) != 1) _exit(kExitError);
+    for (size_t got = 0; got < sizeof epoch;) {
+        const ssize_t n = recv(starter, reinterpret_cast<char*>(&epoch) + got, sizeof epoch - got, 0);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) _exit(kExitError);
+        got += size_t(n);
+    }
+    setenv("RINGZERO_EPOCH", std::to_string(epoch).c_str(), 1);
+}
 
 std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv) {
     const Launch launch = find_launch(environment, mpi_library());
@@ -182,21 +296,10 @@ std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv) {
                     "other that they belong to the job\n"
                     "  nearest: mpirun -n %d; or apt-get install libssl-dev, make reconfigure and make",
                     ranks, ranks);
-    Ranks job(ranks, argv);  // its signals stay blocked until the folder is gone
+    const SignalsBlocked blocked;  // until the folder is gone
     std::optional<RestartFolder> folder;
     if (max_restarts > 0) folder.emplace();
-    for (int64_t restarts = 0;; ++restarts) {
-        job.start(folder ? folder->path() : restart_folder());
-        const int code = job.wait();
-        if (!folder || code == 0 || !job.may_start_again() || !folder->has_begun()) return code;
-        if (restarts == max_restarts) {
-            std::fprintf(stderr, "train_llama: the last of %lld restarts has failed (--max-restarts)\n",
-                         (long long)max_restarts);
-            return code;
-        }
-        std::fprintf(stderr, "train_llama: ended with %d; all %d ranks start again (restart %lld of at most %lld)\n",
-                     code, ranks, (long long)restarts + 1, (long long)max_restarts);
-    }
+    return Ranks(ranks, argv, blocked.before(), folder ? &*folder : nullptr, max_restarts).wait();
 }
 
 void check_ranks(int64_t ranks, const Process& process) {

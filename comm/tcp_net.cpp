@@ -59,7 +59,7 @@ struct Line {  // a connection in one direction, and what waits for it
     std::string error;  // of sizes that disagree
 
     bool is_gone() const { return gone != Clock::time_point{}; }
-    bool gone_for_good() const { return is_gone() && Clock::now() - gone > kGoneGrace; }
+    bool gone_for(Clock::duration d) const { return is_gone() && Clock::now() - gone > d; }
     bool waits() const { return !queue.empty() && !is_gone() && error.empty() && !queue.front()->dropped; }
 };
 
@@ -71,7 +71,9 @@ class TcpWire;
 struct TcpNet::Body {
     Launch launch;
     Fd listener, wake{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)}, stop_event{eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
-    std::atomic<bool> stop = false, leaving = false;
+    std::atomic<bool> stop = false, leaving = false, given_up = false;
+    bool rejoins() const { return launch.starter >= 0; }
+    Clock::duration grace() const { return rejoins() ? milliseconds(50) : Clock::duration(kGoneGrace); }
     std::thread thread;
 
     std::mutex arrivals_mutex;
@@ -248,17 +250,19 @@ class TcpWire : public Wire {
             if (recv(line.fd.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) line.gone = Clock::now();
         }
         for (auto& [peer, line] : in_)
-            if (is_control_ && line.gone_for_good()) say_gone(peer);
+            if (is_control_ && line.gone_for(body_.grace())) say_gone(peer);
     }
 
    private:
     [[noreturn]] void say_gone(int peer) {
+        body_.given_up = body_.rejoins();
         fail("rank %d has gone: its connection ended, and nobody has said why", members_[size_t(peer)]);
     }
     void check(const Moving& m) {
         Line& line = (m.is_send ? out_ : in_)[m.peer];
         if (!line.error.empty()) throw Error(line.error);
-        if (line.gone_for_good()) say_gone(m.peer);
+        if (line.gone_for(body_.grace())) say_gone(m.peer);
+        require(!body_.given_up, "another rank has gone");
     }
     // True once the connection stands.
     bool dial(int peer, Line& line) {
@@ -500,9 +504,9 @@ std::shared_ptr<TcpNet> TcpNet::join(const Launch& launch, double deadline_s) {
     b.known.resize(size_t(launch.size));
     b.missing = launch.rank == 0 ? launch.size - 1 : 0;
     if (launch.rank == 0 && launch.listening >= 0) {
-        b.listener = Fd(launch.listening);
         fcntl(launch.listening, F_SETFD, FD_CLOEXEC);
         fcntl(launch.listening, F_SETFL, O_NONBLOCK);
+        b.listener = Fd(b.rejoins() ? fcntl(launch.listening, F_DUPFD_CLOEXEC, 0) : launch.listening);
     } else {
         b.listener = listen_at(launch.one_host, launch.rank == 0 ? launch.port : 0);
     }
@@ -552,7 +556,11 @@ void TcpNet::check_peers() {
     if (body_->leaving) return;
     const std::lock_guard lock(body_->mutex);
     for (TcpWire* wire : body_->wires) wire->look_for_the_dead();
+    require(!body_->given_up, "another rank has gone");
 }
+
+void TcpNet::give_up() { body_->given_up = true; }
+bool TcpNet::given_up() const { return body_->given_up; }
 
 void TcpNet::leave() { body_->leaving = true; }
 

@@ -44,6 +44,10 @@ class TcpNet : public std::enable_shared_from_this<TcpNet> {
     void check_peers();
     // From now on a connection may end: all ranks are done, or about to be.
     void leave();
+    // Of ranks that rejoin (process.h): every wait of this one throws from now on, and whether that is so. Where a rank
+    // has gone it is.
+    void give_up();
+    bool given_up() const;
 
     struct Body;
 

@@ -86,6 +86,13 @@ def processes(folder):
     return found
 
 
+def is_stopped(pid):
+    try:
+        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
+
+
 def ancestors(pid):
     seen = set()
     while pid > 1 and pid not in seen:
@@ -448,11 +455,13 @@ class SnapshotRound(Round):
         with open(log_path, "wb") as log:
             job = self.launch(self.command_with(layout, starter), {"FAULT": "step:*:*:sleep=0.05"}, log)
             for _ in range(self.MOST):
-                moment = time.monotonic() + chance.uniform(0.5, 1.5) * soak.typical
+                moment = time.monotonic() + chance.uniform(0.2, 0.9) * soak.typical
                 while job.poll() is None and time.monotonic() < moment:
                     time.sleep(0.05)
                 number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
                 there = self.ranks()
+                if any(map(is_stopped, there)):  # of ranks that are all stopped none could notice it
+                    number = signal.SIGKILL
                 if there and send([there[int(chance.random() * len(there))]], number):
                     kind = "a rank is stopped" if number == signal.SIGSTOP else "kill -9 of a rank"
                     self.counts[f"{kind}, under {starter}"] += 1

@@ -615,9 +615,11 @@ static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
                "Number of steps between checkpoints; one more at the end. 0: none.")
         .basic()
         .also("save-steps");
-    keep.whole("--max-restarts", Keeps::no, o.max_restarts, 0, 1 << 20,
-               "Number of times that all ranks of --ranks start again after one was killed, failed (70) or hung (71). "
-               "They resume from the newest snapshot (--snapshot-every) or checkpoint.");
+    keep.whole(
+        "--max-restarts", Keeps::no, o.max_restarts, 0, 1 << 20,
+        "Number of times that ranks of --ranks start again after one was killed, failed (70) or hung (71). Those on "
+        "CPUs that live keep their process. "
+        "They resume from the newest snapshot (--snapshot-every) or checkpoint.");
     keep.count("--snapshot-every", Keeps::no, o.snapshot_every, 0, kBig,
                "Number of steps between snapshots of the state in the host's memory (/dev/shm), for ranks that start "
                "again (--max-restarts, dev/run/supervise.sh; on several hosts dev/run/keep.sh, with a copy on the next "

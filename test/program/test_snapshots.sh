@@ -44,9 +44,37 @@ FAULT=step:2:11:kill check "kill -9 of a rank, again and again: the run finishes
   run "$program" "${train[@]}" --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/kill"
 check "  from snapshots" test "$(grep -c '^resumed  the snapshot .*step_0000000' "$work/log")" = 2
 check "  at most three steps are lost" lost 3
-check "  which restart it is" says "ended with 9; all 4 ranks start again \(restart 2 of at most 5\)"
+check "  which restart it is" says "ended with 9; ranks that start again: 1 of 4 \(restart 2 of at most 5\)"
 check "  the weights and rows of the undisturbed run" same kill
 check "  nothing is left in memory" gone
+
+# ---- survivors keep their process ----
+ranks_of() {  # ranks_of JOB   "rank pid" of each
+  local pid
+  for pid in $(cat /proc/"$1"/task/*/children 2> /dev/null); do
+    echo "$(tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | sed -n 's/^RINGZERO_RANK=//p') $pid"
+  done | sort
+}
+in_place() {  # in_place OUT SIGNAL RANK   the rank gets a signal in the middle; ranks before and after in $before and $after
+  FAULT="step:*:*:sleep=0.1" "$program" "${train[@]}" --timeout 4 --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/$1" > "$work/log" 2>&1 &
+  job=$!
+  for _ in $(seq 600); do says '^step +8/' && break; sleep 0.05; done
+  before=$(ranks_of $job)
+  kill -"$2" "$(sed -n "s/^$3 //p" <<< "$before")"
+  for _ in $(seq 600); do says '^resumed' && break; sleep 0.05; done
+  after=$(ranks_of $job)
+  rc=0
+  wait $job || rc=$?
+}
+kept() { [ "$(comm -12 <(echo "$before") <(echo "$after") | wc -l)" = 3 ] && [ "$(wc -l <<< "$after")" = 4 ]; }
+for victim in 0 3; do
+  in_place "place$victim" KILL $victim
+  check "kill -9 of rank $victim: the run finishes" ends 0
+  check "  the others keep their process" kept
+  check "  at most three steps are lost" lost 3
+  check "  the weights and rows of the undisturbed run" same "place$victim"
+  check "  nothing is left in memory" gone
+done
 
 # ---- a start that is over ----
 FAULT=start:1:1:error run "$program" "${train[@]}" --ranks 2 --max-restarts 5 --out "$work/before"
@@ -166,6 +194,10 @@ FAULT=step:1:11:stop check "a rank that stops" \
   run "$program" "${train[@]}" --timeout 3 --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/stop"
 check "  at most three steps are lost" lost 3
 check "  the weights and rows of the undisturbed run" same stop
+in_place place-stop STOP 2
+check "a rank is stopped in the middle: it is ended and starts again" ends 0
+check "  the others keep their process" kept
+check "  the weights and rows of the undisturbed run" same place-stop
 FAULT=step:1:11:error check "an error" run "$program" "${train[@]}" --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/error"
 check "  the weights and rows of the undisturbed run" same error
 FAULT=step:3:6:kill run "$program" "${train[@]}" --ranks 4 --max-restarts 1 --snapshot-every 3 --out "$work/most"
