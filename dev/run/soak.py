@@ -455,9 +455,11 @@ class SnapshotRound(Round):
         with open(log_path, "wb") as log:
             job = self.launch(self.command_with(layout, starter), {"FAULT": "step:*:*:sleep=0.05"}, log)
             for _ in range(self.MOST):
-                moment = time.monotonic() + chance.uniform(0.2, 0.9) * soak.typical
-                while job.poll() is None and time.monotonic() < moment:
+                # Some steps later, and at any moment of one.
+                wanted = log_path.read_bytes().count(b"\nstep ") + chance.randint(1, 9)
+                while job.poll() is None and log_path.read_bytes().count(b"\nstep ") < wanted:
                     time.sleep(0.05)
+                time.sleep(chance.uniform(0, 0.1))
                 number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
                 there = self.ranks()
                 if any(map(is_stopped, there)):  # of ranks that are all stopped none could notice it
