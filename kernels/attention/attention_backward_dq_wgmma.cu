@@ -37,8 +37,8 @@ __device__ __forceinline__ KeyTiles keys_of(const AttentionShape& s, const KeptP
 }
 
 // Late queries have the most keys.
-__device__ __forceinline__ Item item_of(const AttentionShape& s, const KeptScores& kept, const WorkOrder& order,
-                                        WorkItem w) {
+[[maybe_unused]] __device__ __forceinline__ Item item_of(const AttentionShape& s, const KeptScores& kept,
+                                                         const WorkOrder& order, WorkItem w) {
     int H = int(s.H), K = int(s.K);
     ptx::forget(H), ptx::forget(K);  // as in Items::deal
     const int place = kept.first_head + w.head, batch = place / H, head = place - batch * H;
