@@ -224,7 +224,7 @@ TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_
 # Objects that these tests reach; the linker says if more is needed.
 TSAN_SOURCES := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/% plan/% \
   $(addsuffix .cpp,$(addprefix base/,background builtin machine output shell toml) $(addprefix model/,generate presets recipe))) \
-  $(addprefix comm/,crash.cpp layout_text.cpp links.cpp ranks.cpp restart.cpp),$(CPP_SOURCES))
+  $(addprefix comm/,crash.cpp layout_text.cpp links.cpp),$(CPP_SOURCES))
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
