@@ -50,19 +50,19 @@ std::string hex(const Nonce& bytes, size_t n) {
 // Those that this process waits for; what was blocked before is for its children.
 class SignalsBlocked {
    public:
-    SignalsBlocked() { sigprocmask(SIG_BLOCK, &ours(), &before_); }
+    SignalsBlocked() {
+        const sigset_t all = ours();
+        sigprocmask(SIG_BLOCK, &all, &before_);
+    }
     ~SignalsBlocked() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
     SignalsBlocked(const SignalsBlocked&) = delete;
     const sigset_t& before() const { return before_; }
-    static const sigset_t& ours() {
-        static const sigset_t set = [] {
-            sigset_t all;
-            sigemptyset(&all);
-            for (const int s : kPassedOn) sigaddset(&all, s);
-            for (const int s : {SIGCHLD, SIGTSTP}) sigaddset(&all, s);
-            return all;
-        }();
-        return set;
+    static sigset_t ours() {
+        sigset_t all;
+        sigemptyset(&all);
+        for (const int s : kPassedOn) sigaddset(&all, s);
+        for (const int s : {SIGCHLD, SIGTSTP}) sigaddset(&all, s);
+        return all;
     }
 
    private:
@@ -105,8 +105,7 @@ class Ranks {
         while (running() > 0 || gathers_) {
             const timespec soon = {0, ending_ || gathers_ ? 20'000'000 : 100'000'000};
             siginfo_t info;
-            const int s = ending_ || folder_ ? sigtimedwait(&SignalsBlocked::ours(), &info, &soon)
-                                             : sigwaitinfo(&SignalsBlocked::ours(), &info);
+            const int s = ending_ || folder_ ? sigtimedwait(&ours_, &info, &soon) : sigwaitinfo(&ours_, &info);
             if (s > 0 && s != SIGCHLD) pass_on(s);
             reap();
             if (folder_ && !ending_) gather();
@@ -190,7 +189,7 @@ class Ranks {
     // this job was asked to stop, or has not begun.
     bool may_start_again(int code, bool killed) {
         const timespec now = {};
-        for (int s; (s = sigtimedwait(&SignalsBlocked::ours(), nullptr, &now)) > 0;)
+        for (int s; (s = sigtimedwait(&ours_, nullptr, &now)) > 0;)
             if (s != SIGCHLD) pass_on(s);
         return folder_ && !asked_to_stop_ && (killed || code == kExitError || code == kExitDeadline) &&
                folder_->has_begun();
@@ -264,6 +263,7 @@ class Ranks {
     std::vector<Rank> ranks_;
     char** argv_;
     const sigset_t& mask_;  // of the ranks
+    const sigset_t ours_ = SignalsBlocked::ours();
     const RestartFolder* folder_;
     int64_t max_restarts_, restarts_ = 0;
     int port_ = 0, listening_ = -1;  // rank 0's, which may be started again

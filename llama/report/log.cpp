@@ -25,7 +25,8 @@ std::string duration(double seconds) {
     if (s < 60) return format("%llds", s);
     if (s < 3600) return format("%lldm%02llds", s / 60, s % 60);
     if (s < 86400) return format("%lldh%02lldm", s / 3600, s / 60 % 60);
-    return format("%lldd%02lldh", s / 86400, s / 3600 % 24);
+    const long long hours = (s + 1800) / 3600;
+    return format("%lldd%02lldh", hours / 24, hours % 24);
 }
 
 static std::string short_number(double x) {
