@@ -223,21 +223,26 @@ static std::string to_text(const CopyLayout& l) {
     return Json{{"bytes", l.bytes}, {"files", l.files}, {"runs", std::move(runs)}}.dump();
 }
 
+// Another host's words: a file lies in the snapshot's folder.
+static void check_inside(const std::string& file, const std::string& where) {
+    require(!file.empty() && !file.starts_with("/") && file.find("..") == file.npos && file.find('\0') == file.npos,
+            "%s: names the file %s", where.c_str(), file.c_str());
+}
+
 static CopyLayout layout_from(const std::string& text, const std::string& where) try {
     const Json json = parse_json(text, where, kShareFile);
     CopyLayout l{.files = json.at("files").get<std::vector<std::string>>(), .runs = {}, .bytes = json.at("bytes")};
     int64_t end = 0;
+    require(l.bytes >= 0, "%s: %lld bytes", where.c_str(), (long long)l.bytes);
     for (const Json& r : json.at("runs")) {
         l.runs.push_back({r.at(0), r.at(1), r.at(2), r.at(3)});
         const CopyLayout::Run& run = l.runs.back();
         require(run.file >= 0 && run.file < std::ssize(l.files) && run.offset >= 0 && run.bytes > 0 && run.at >= end &&
-                    run.at + run.bytes <= l.bytes,
+                    run.bytes <= l.bytes - run.at && run.offset <= INT64_MAX - run.bytes,
                 "%s: a run of it can't be", where.c_str());
         end = run.at + run.bytes;
     }
-    for (const std::string& file : l.files)
-        require(!file.starts_with("/") && file.find("..") == file.npos, "%s: names the file %s", where.c_str(),
-                file.c_str());
+    for (const std::string& file : l.files) check_inside(file, where);
     return l;
 } catch (const nlohmann::json::exception& error) {
     fail("%s: %s", where.c_str(), error.what());
@@ -444,11 +449,13 @@ static std::string skeleton_of(const std::string& folder) {
     return {bytes.begin(), bytes.end()};
 }
 
-static void make_skeleton(const std::string& text, const std::string& folder) {
+static void make_skeleton(const std::string& text, const std::string& folder) try {
     const Json json = Json::from_cbor(text.begin(), text.end());
     const auto make = [&](const std::string& name, const Json& content, int64_t bytes) {
+        check_inside(name, folder);
         const std::string path = folder + "/" + name;
         const auto& data = content.get_binary();
+        require(bytes >= int64_t(data.size()), "%s: %lld bytes", path.c_str(), (long long)bytes);
         make_folder(parent_folder(path));
         const int fd = again([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
         if (fd < 0) fail_errno(path, "open");
@@ -466,6 +473,8 @@ static void make_skeleton(const std::string& text, const std::string& folder) {
     for (const auto& [name, content] : json.at("sized").items()) make(name, content.at(1), content.at(0));
     for (const auto& [name, content] : json.at("small").items())
         make(name, content, int64_t(content.get_binary().size()));
+} catch (const nlohmann::json::exception& error) {
+    fail("%s: %s", folder.c_str(), error.what());
 }
 
 // The slices of the ranks whose host lacks them, each from a rank of a host that has them.

@@ -91,7 +91,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
                                     << name_of(offload);
             };
             for (const auto& [to_stage, to_shard] : shardings) reads(to_stage, to_shard, OffloadOptimizer::none);
-            // State on the host comes by tiles.
+            // Offloaded state is read tile by tile.
             reads(shardings.front().first, shardings.front().second, OffloadOptimizer::stream);
             reads(shardings.back().first, shardings.back().second, OffloadOptimizer::stream);
             process.barrier();
