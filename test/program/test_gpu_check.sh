@@ -5,6 +5,7 @@
 #   test/program/test_gpu_check.sh BUILD
 set -uo pipefail
 cd "$(dirname "$0")/../.." || exit 2
+unset MAKELEVEL MAKEFLAGS MFLAGS  # `make test-full` runs this: what follows asks make as a user does
 export BUILD PYTHON=python3
 BUILD=$(realpath "$1")
 work=$(mktemp -d)
