@@ -1,5 +1,4 @@
 // Attention: CUDA kernels against the CPU op.
-#include "kernels/attention/attention.h"
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_kept.h"
 #include "kernels/runtime/context.h"
@@ -12,10 +11,7 @@
 namespace rz::test {
 namespace {
 
-struct Case {
-    int64_t B, Tq, Tk, H, K, D;
-    DType dtype;
-    bool packed = false;  // q, k and v side by side in one row
+struct Case : ops::AttentionCase {
     bool large = false;
     int64_t ahead = 0;                    // by how many positions the last query comes after the last key
     std::vector<int64_t> documents = {};  // of each row, from position 0 on: their lengths, but the last one's
@@ -35,15 +31,7 @@ std::ostream& operator<<(std::ostream& out, const Case& c) {
 }
 
 AttentionShape shape_of(const Case& c) {
-    AttentionShape s;
-    s.B = c.B, s.Tq = c.Tq, s.Tk = c.Tk, s.H = c.H, s.K = c.K, s.D = c.D;
-    const int64_t row = (c.H + 2 * c.K) * c.D;
-    s.q_row = c.packed ? row : c.H * c.D;
-    s.kv_row = c.packed ? row : c.K * c.D;
-    s.o_row = c.H * c.D;
-    s.q_batch = s.q_row * c.Tq, s.kv_batch = s.kv_row * c.Tk, s.o_batch = s.o_row * c.Tq;
-    s.scale = 1 / std::sqrt(float(c.D));
-    s.dtype = c.dtype;
+    AttentionShape s = c.shape();
     s.fastest = c.fastest;
     if (c.ahead > 0) s.k_at = 1000, s.q_at = s.k_at + c.Tk - c.Tq + c.ahead;
     return s;
@@ -67,38 +55,10 @@ void place_documents(KernelRun& run, const Case& c, AttentionShape& s) {
     s.first_key_batch = c.Tq;
 }
 
-// q, k and v, or where their gradients go: three tensors, or the parts of one
-struct Qkv {
-    char* q;
-    char* k;
-    char* v;
-};
-
-template <class Place>
-Qkv place(const Case& c, const AttentionShape& s, Place&& place_tensor) {
-    if (!c.packed)
-        return {place_tensor("q", c.B * s.q_batch), place_tensor("k", c.B * s.kv_batch),
-                place_tensor("v", c.B * s.kv_batch)};
-    char* all = place_tensor("qkv", c.B * s.q_batch);
-    const int64_t width = size_of(c.dtype) * c.D;
-    return {all, all + c.H * width, all + (c.H + c.K) * width};
-}
-
-Qkv inputs(KernelRun& run, const Case& c, const AttentionShape& s) {
-    return place(c, s, [&, seed = uint64_t(0)](const char*, int64_t n) mutable {
-        return const_cast<char*>(run.input<char>(normal(n, c.dtype, ++seed)));
-    });
-}
-
 void forward(KernelRun& run, const Case& c) {
-    AttentionShape s = shape_of(c);
-    place_documents(run, c, s);
-    const Qkv in = inputs(run, c, s);
-    AttentionForward a;
-    a.o = run.output("o", c.B * s.o_batch, c.dtype);
-    a.lse = run.output<float>("lse", c.B * c.H * c.Tq, DType::f32);
-    a.q = in.q, a.k = in.k, a.v = in.v;
-    a.shape = s;
+    AttentionForward a = c.forward(run);
+    a.shape = shape_of(c);
+    place_documents(run, c, a.shape);
     attention_forward(run.stream(), a);
 }
 
@@ -198,8 +158,8 @@ std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept)
     const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
         d_o = normal(c.B * s.o_batch, c.dtype, 9);
     return [=](KernelRun& run) {
-        const Qkv in = inputs(run, c, s);
-        const Qkv grad = place(c, s, [&](const char* name, int64_t n) {
+        const auto in = c.inputs(run);
+        const auto grad = c.qkv([&](const char* name, int64_t n, uint64_t) {
             if (c.sum && name[0] != 'q') return run.inout<char>(std::string("d") + name, normal(n, DType::f32, 11));
             return run.output<char>(std::string("d") + name, n, c.dtype);
         });
@@ -440,21 +400,10 @@ KernelRun::Results attention_beside(const Beside& how, uint64_t& blocks) {
     RankContext context;
     return run_on(Device{DeviceKind::cuda, 0, &context}, [&](KernelRun& run) {
         const Case c{1, 200, 200, 4, 2, 64, DType::bf16};
-        const AttentionShape s = shape_of(c);
         uint32_t* next_tile = run.inout<uint32_t>("next tile", zeros(1, DType::f32));
         context.beside = {how.left_free, how.draws ? next_tile : nullptr};
-        const Qkv in = inputs(run, c, s);
-        AttentionForward f;
-        f.o = run.output("o", s.o_batch, c.dtype);
-        f.lse = run.output<float>("lse", c.H * c.Tq, DType::f32);
-        f.q = in.q, f.k = in.k, f.v = in.v, f.shape = s;
-        AttentionBackward b;
-        b.dq = run.output("dq", s.q_batch, c.dtype);
-        b.dk = run.output("dk", s.kv_batch, c.dtype);
-        b.dv = run.output("dv", s.kv_batch, c.dtype);
-        b.d_o = run.input(normal(s.o_batch, c.dtype, 4));
-        b.q = in.q, b.k = in.k, b.v = in.v, b.o = f.o, b.lse = f.lse, b.shape = s;
-        b.workspace = run.scratch(attention_backward_workspace(s));
+        const AttentionForward f = c.forward(run);
+        const AttentionBackward b = c.backward(run, f);
         let_run_together(how.resident);
         const uint64_t before = blocks_so_far();
         attention_forward(run.stream(), f);
@@ -484,17 +433,8 @@ TEST(AttentionBesideCommunication, GivesTheSameBits) {
 TEST(AttentionBesideCommunication, OneStreamDraws) {
     if (compute_capability() != 90) GTEST_SKIP() << "no CUDA device whose attention stays on its multiprocessors (9.0)";
     const Case c{1, 64, 64, 1, 1, 64, DType::bf16};
-    const AttentionShape s = shape_of(c);
     RankContext context;
-    const auto op = [&](KernelRun& run) {
-        const Qkv in = inputs(run, c, s);
-        attention_forward(run.stream(), {.o = run.output("o", s.o_batch, c.dtype),
-                                         .lse = run.output<float>("lse", c.H * c.Tq, DType::f32),
-                                         .q = in.q,
-                                         .k = in.k,
-                                         .v = in.v,
-                                         .shape = s});
-    };
+    const auto op = [&](KernelRun& run) { attention_forward(run.stream(), c.forward(run)); };
     const Device device{DeviceKind::cuda, 0, &context};
     KernelRun first(device);
     context.beside.next_tile = first.inout<uint32_t>("next tile", zeros(1, DType::f32));

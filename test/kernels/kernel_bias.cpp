@@ -1,43 +1,21 @@
 // Biases: CUDA kernels against the CPU ops.
-#include "kernels/bias.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
 namespace {
 
-struct Case {
-    int64_t N, C;
-    DType dtype, grad_dtype;
-};
-
+using Case = ops::BiasCase;
 class Bias : public testing::TestWithParam<Case> {};
 
 // One addition of fp32 values, rounded once: the same bits.
 TEST_P(Bias, AddMatchesCpu) {
-    const Case c = GetParam();
-    const auto op = [&](KernelRun& run) {
-        add_bias(run.stream(), {.x = run.inout("x", normal(c.N * c.C, c.dtype, 1)),
-                                .bias = run.input(normal(c.C, c.dtype, 2)),
-                                .N = c.N,
-                                .C = c.C,
-                                .dtype = c.dtype});
-    };
-    compare_on_devices(op, {{"x", {}}});
+    compare_on_devices([&](KernelRun& run) { add_bias(run.stream(), GetParam().add(run)); }, {{"x", {}}});
 }
 
 // N values below 6 in two orders: each sum rounds N times at most, in values below 6 N; then one to grad_dtype.
 TEST_P(Bias, BackwardMatchesCpu) {
     const Case c = GetParam();
-    const auto op = [&](KernelRun& run) {
-        bias_backward(run.stream(), {.dbias = run.inout("dbias", normal(c.C, c.grad_dtype, 3)),
-                                     .dy = run.input(normal(c.N * c.C, c.dtype, 4)),
-                                     .scratch = static_cast<float*>(run.scratch(4 * bias_backward_scratch(c.C))),
-                                     .N = c.N,
-                                     .C = c.C,
-                                     .dtype = c.dtype,
-                                     .grad_dtype = c.grad_dtype});
-    };
-    compare_on_devices(op,
+    compare_on_devices([&](KernelRun& run) { bias_backward(run.stream(), c.backward(run)); },
                        {{"dbias", {ulp(c.grad_dtype), double(c.N) * std::sqrt(double(c.N)) * std::ldexp(6.0, -24)}}});
 }
 

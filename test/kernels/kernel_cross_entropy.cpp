@@ -1,5 +1,4 @@
 // Cross-entropy and the loss sum: CUDA kernels against the CPU ops.
-#include "kernels/cross_entropy.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
@@ -17,78 +16,63 @@ class CrossEntropyTest : public testing::TestWithParam<Case> {};
 // 2^-16, of 1 and of themselves.
 constexpr double kProbability = 1.0 / (1 << 16);
 
-void check(const Case& c, const Data& logits, const std::vector<int32_t>& targets, bool write_gradient, float z = 0) {
-    const float scale = 1.0f / float(c.N);
+// Takes these logits, else those of the case.
+void check(const ops::LogitsCase& c, bool write_gradient, float z = 0, const Data* logits = nullptr) {
     const auto op = [&](KernelRun& run) {
-        CrossEntropy a;
-        a.loss = run.output<float>("loss", c.N, DType::f32);
-        a.logits = run.inout("logits", logits);
-        a.targets = run.input<int32_t>(targets);
-        a.N = c.N, a.V = c.V, a.grad_scale = scale, a.write_gradient = write_gradient, a.dtype = c.dtype;
+        CrossEntropy a = c.loss(run, write_gradient);
+        if (logits) a.logits = run.inout("logits", *logits);
         a.z = z, a.z_loss = run.output<float>("z-loss", c.N, DType::f32);
         if (z == 0) run.stream().zero(a.z_loss, 4 * c.N);
         cross_entropy(run.stream(), a);
     };
-    const Tolerance gradient{ulp(c.dtype) + kProbability, double(scale) * kProbability};
+    const Tolerance gradient{ulp(c.dtype) + kProbability, double(c.grad_scale) * kProbability};
     compare_on_devices(op, {{"loss", {0, 2 * kProbability}},
                             {"logits", write_gradient ? gradient : Tolerance{}},
                             {"z-loss", {kProbability, double(z) * kProbability}}});
 }
 
-std::vector<int32_t> draw_targets(const Case& c) {
+ops::LogitsCase with_targets(const Case& c) {
     std::mt19937 generator(3);
     std::vector<int32_t> targets(size_t(c.N));
     for (auto& t : targets) t = int32_t(generator() % uint64_t(c.V));
     targets.back() = int32_t(c.V - 1);  // in the ragged end of a row
     if (c.N > 1) targets.front() = 0;
     if (c.N > 2) targets[1] = kIgnoreTarget;
-    return targets;
+    return {c.N, c.V, targets, c.dtype, 1.0f / float(c.N)};
 }
 
-TEST_P(CrossEntropyTest, GradientInPlaceMatchesCpu) {
-    const Case c = GetParam();
-    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true);
-}
+TEST_P(CrossEntropyTest, GradientInPlaceMatchesCpu) { check(with_targets(GetParam()), true); }
 
 // The weight of a probability is below 2 where z is 0.02 and logits are 20 at most.
-TEST_P(CrossEntropyTest, ZLossMatchesCpu) {
-    const Case c = GetParam();
-    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), true, 0.02f);
-}
+TEST_P(CrossEntropyTest, ZLossMatchesCpu) { check(with_targets(GetParam()), true, 0.02f); }
 
-TEST_P(CrossEntropyTest, LossAloneMatchesCpu) {
-    const Case c = GetParam();
-    check(c, normal(c.N * c.V, c.dtype, 1, 2), draw_targets(c), false);
-}
+TEST_P(CrossEntropyTest, LossAloneMatchesCpu) { check(with_targets(GetParam()), false); }
 
 TEST(CrossEntropyLimits, HugeAndMaskedLogitsMatchCpu) {
-    const Case c{2, 40, DType::f32};
+    const ops::LogitsCase c{2, 40, {39, 79 - 40}, DType::f32, 0.5f};
     Data logits = normal(c.N * c.V, c.dtype, 4);
     for (int64_t i = 0; i < c.V; ++i) logits.set(i, 1e4f + float(i));      // exp would overflow
     for (int64_t i = c.V; i < 2 * c.V - 2; ++i) logits.set(i, -INFINITY);  // all but two masked
-    check(c, logits, {39, 79 - 40}, true);
+    check(c, true, 0, &logits);
 }
 
 // 1e5 log2 e is off by 2^-8 when rounded to fp32, an exponential of it by as much: no loss and no gradient may show it.
 TEST(CrossEntropyLimits, LogitsFarFromZeroMatchCpu) {
-    const Case c{3, 300, DType::f32};
+    const ops::LogitsCase c{3, 300, {0, 150, 299}, DType::f32, 1.0f / 3};
     Data logits = normal(c.N * c.V, c.dtype, 4);
     for (int64_t i = 0; i < c.N * c.V; ++i)
         logits.set(i, float(std::round(logits.at(i) * 128) / 128 + (i < c.V ? 1e5 : -1e5)));
-    check(c, logits, {0, 150, 299}, true);
+    check(c, true, 0, &logits);
 }
 
 // Else a step whose loss is no number could be applied: the norm of its gradient would be one.
 TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
-    const Case c{2, 70, DType::bf16};
+    const ops::LogitsCase c{2, 70, {3, 5}, DType::bf16};
     Data logits = normal(c.N * c.V, c.dtype, 4);
     logits.set(3, -INFINITY);
     const auto op = [&](KernelRun& run) {
-        CrossEntropy a;
-        a.loss = run.output<float>("loss", c.N, DType::f32);
+        CrossEntropy a = c.loss(run, /*gradient=*/true);
         a.logits = run.inout("logits", logits);
-        a.targets = run.input<int32_t>(std::vector<int32_t>{3, 5});
-        a.N = c.N, a.V = c.V, a.grad_scale = 1, a.write_gradient = true, a.dtype = c.dtype;
         cross_entropy(run.stream(), a);
     };
     std::vector<Device> devices{{DeviceKind::cpu, 0}};
@@ -104,15 +88,13 @@ TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
 }
 
 TEST(CrossEntropyLimits, NaNReachesTheLoss) {
-    const Case c{1, 70, DType::bf16};
+    const ops::LogitsCase c{1, 70, {3}, DType::bf16};
     Data logits = normal(c.V, c.dtype, 4);
     logits.set(69, NAN);
     const auto op = [&](KernelRun& run) {
-        CrossEntropy a;
+        CrossEntropy a = c.loss(run, /*gradient=*/false);
         a.loss = run.inout<float>("loss", zeros(1, DType::f32));
         a.logits = run.inout("logits", logits);
-        a.targets = run.input<int32_t>(std::vector<int32_t>{3});
-        a.N = 1, a.V = c.V, a.grad_scale = 1, a.write_gradient = false, a.dtype = c.dtype;
         cross_entropy(run.stream(), a);
     };
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";

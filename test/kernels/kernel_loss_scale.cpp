@@ -1,5 +1,4 @@
 // Loss scaling: the state's update on CUDA against the CPU op, and the two ops that read it.
-#include "kernels/cross_entropy.h"
 #include "kernels/global_norm.h"
 #include "kernels/loss_scale.h"
 #include "test/kernels/kernel_test.h"
@@ -27,14 +26,10 @@ TEST(LossScaleUpdate, SameStateOnBothDevices) {
 // A power of two commutes with every rounding, so scaled gradients are the unscaled ones' bits, scaled.
 TEST(LossScale, ScalesTheGradientOfTheLossExactly) {
     constexpr int64_t N = 3, V = 515;
-    const Data logits = normal(N * V, DType::f32, 1, 2);
+    const ops::LogitsCase c{N, V, {5, kIgnoreTarget, 514}, DType::f32, 1.0f / 3};
     const auto run_with = [&](Device device, bool scaled) {
         return run_on(device, [&](KernelRun& run) {
-            CrossEntropy a;
-            a.loss = run.output<float>("loss", N, DType::f32);
-            a.logits = run.inout("gradient", logits);
-            a.targets = run.input<int32_t>(std::vector<int32_t>{5, kIgnoreTarget, 514});
-            a.N = N, a.V = V, a.grad_scale = 1.0f / 3, a.write_gradient = true, a.dtype = DType::f32;
+            CrossEntropy a = c.loss(run, /*gradient=*/true);
             a.loss_scale = scaled ? run.input<float>(std::vector<float>{4096}) : nullptr;
             cross_entropy(run.stream(), a);
         });
@@ -44,7 +39,7 @@ TEST(LossScale, ScalesTheGradientOfTheLossExactly) {
         const auto plain = run_with(device, false), scaled = run_with(device, true);
         EXPECT_EQ(plain.at("loss").bytes, scaled.at("loss").bytes);
         for (size_t i = 0; i < size_t(N * V); ++i)
-            ASSERT_EQ(scaled.at("gradient").values[i], 4096 * plain.at("gradient").values[i]) << "element " << i;
+            ASSERT_EQ(scaled.at("logits").values[i], 4096 * plain.at("logits").values[i]) << "element " << i;
     }
 }
 

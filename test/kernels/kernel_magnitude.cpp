@@ -1,9 +1,4 @@
 // Ops that find the magnitude of what they store (kernels/magnitude.h): the largest of the stored numbers, to the bit.
-#include "kernels/attention/attention.h"
-#include "kernels/qk_norm.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
@@ -39,60 +34,42 @@ class Magnitude : public testing::TestWithParam<Shape> {};
 TEST_P(Magnitude, OfANorm) {
     const auto [N, C, t] = GetParam();
     for (const bool with_residual : {false, true}) {
-        const auto op = [&](KernelRun& run) {
-            RmsnormForward a;
-            a.y = run.output("y", N * C, t);
-            a.rstd = run.output<float>("rstd", N, DType::f32);
-            a.x = run.input(normal(N * C, t, 1));
-            a.w = run.input(normal(C, t, 2));
-            if (with_residual) a.residual = a.sum = run.inout("sum", normal(N * C, t, 3));
-            a.N = N, a.C = C, a.eps = 1e-5f, a.dtype = t;
-            a.amax = slot(run, "amax");
-            rmsnorm_forward(run.stream(), a);
-        };
-        expect_largest(op, {{"amax", "y"}});
+        const ops::NormCase c{N, C, t, t, with_residual, /*in_place=*/true};
+        expect_largest(
+            [&](KernelRun& run) {
+                RmsnormForward a = c.forward(run);
+                a.amax = slot(run, "amax");
+                rmsnorm_forward(run.stream(), a);
+            },
+            {{"amax", "y"}});
     }
 }
 
 TEST_P(Magnitude, OfANormsGradient) {
     const auto [N, C, t] = GetParam();
-    const auto op = [&](KernelRun& run) {
-        RmsnormBackward a;
-        a.dx = run.inout("dx", normal(N * C, t, 4));
-        a.dresidual = a.dx;
-        a.dw = run.inout("dw", normal(C, t, 5));
-        a.dy = run.input(normal(N * C, t, 3));
-        a.x = run.input(normal(N * C, t, 1, 2));
-        a.w = run.input(normal(C, t, 2));
-        a.rstd = run.input<float>(normal(N, DType::f32, 6, 0.05f, 0.5f));
-        a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(C)));
-        a.N = N, a.C = C, a.dtype = a.grad_dtype = t;
-        a.amax = slot(run, "amax");
-        rmsnorm_backward(run.stream(), a);
-    };
-    expect_largest(op, {{"amax", "dx"}});
+    const ops::NormCase c{N, C, t, t, /*residual=*/true, /*in_place=*/true};
+    expect_largest(
+        [&](KernelRun& run) {
+            RmsnormBackward a = c.backward(run);
+            a.amax = slot(run, "amax");
+            rmsnorm_backward(run.stream(), a);
+        },
+        {{"amax", "dx"}});
 }
 
 TEST_P(Magnitude, OfSwigluAndItsGradient) {
     const auto [N, F, t] = GetParam();
+    const ops::SwigluCase c{N, F, t};
     expect_largest(
         [&](KernelRun& run) {
-            SwigluForward a;
-            a.h = run.output("h", N * F, t);
-            a.gate_up = run.input(normal(2 * N * F, t, 1));
-            a.N = N, a.F = F, a.dtype = t;
+            SwigluForward a = c.forward(run);
             a.amax = slot(run, "amax");
             swiglu_forward(run.stream(), a);
         },
         {{"amax", "h"}});
     expect_largest(
         [&](KernelRun& run) {
-            SwigluBackward a;
-            a.dgate_up = run.inout("dgate_up", normal(2 * N * F, t, 1));
-            a.gate_up = a.dgate_up;
-            a.h = run.inout("h", normal(N * F, t, 2, 30));
-            a.dh = a.h;
-            a.N = N, a.F = F, a.dtype = t;
+            SwigluBackward a = c.backward(run, /*writes_h=*/true, /*in_place=*/true);
             a.amax = slot(run, "amax"), a.h_amax = slot(run, "h amax");
             swiglu_backward(run.stream(), a);
         },
@@ -110,19 +87,14 @@ TEST(Magnitude, OfRotatedRows) {
     for (const DType t : {DType::bf16, DType::f16, DType::f32})
         for (const auto& [N, heads, others, D] :
              {std::array<int64_t, 4>{70, 9, 3, 64}, {3, 1, 9, 64}, {1, 12, 0, 128}, {5, 3, 5, 6}}) {
-            std::vector<float> cosines(size_t(N * D / 2)), sines(cosines.size());
-            rope_tables(cosines.data(), sines.data(), N, D, 10000, {});
-            const auto op = [&, N = N, heads = heads, others = others, D = D](KernelRun& run) {
-                Rope a;
-                a.x = run.inout("x", normal(N * (heads + others) * D, t, 1));
-                a.cos_table = run.input<float>(cosines);
-                a.sin_table = run.input<float>(sines);
-                a.N = a.T = N, a.heads = heads, a.D = D, a.row_stride = (heads + others) * D;
-                a.inverse = true, a.dtype = t;
-                a.amax = slot(run, "amax");
-                rope(run.stream(), a);
-            };
-            expect_largest(op, {{"amax", "x"}});
+            const ops::RopeCase c{N, N, heads, D, others * D, t};
+            expect_largest(
+                [&](KernelRun& run) {
+                    Rope a = c.args(run, /*inverse=*/true);
+                    a.amax = slot(run, "amax");
+                    rope(run.stream(), a);
+                },
+                {{"amax", "x"}});
         }
 }
 
@@ -131,27 +103,14 @@ TEST(Magnitude, OfNormedRows) {
     for (const DType t : {DType::bf16, DType::f16, DType::f32})
         for (const bool together : {false, true})
             for (const auto& [heads, others, D] : {std::array<int64_t, 3>{4, 2, 64}, {2, 9, 64}, {3, 3, 6}}) {
-                constexpr int64_t N = 19;
-                const int64_t row = (2 * heads + others) * D, gains = together ? 2 * heads : 2;
-                const auto op = [&, heads = heads, D = D](KernelRun& run) {
-                    QkNormBackward b{
-                        .dx = run.inout("dx", normal(N * row, t, 4)),
-                        .kept = run.input(normal(N * 2 * heads * D, t, 3)),
-                        .dw = run.inout("dw", normal(gains * D, t, 5)),
-                        .scratch = static_cast<float*>(run.scratch(4 * qk_norm_backward_scratch(D, gains))),
-                        .grad_dtype = t};
-                    b.norm = {.N = N, .T = N, .heads = heads, .kv_heads = heads, .D = D, .row_stride = row};
-                    b.norm.wq = run.input(normal(gains / 2 * D, t, 1)),
-                    b.norm.wk = run.input(normal(gains / 2 * D, t, 2));
-                    b.norm.eps = 1e-6f, b.norm.dtype = t;
-                    if (together) {
-                        b.norm.squares = run.input<float>(normal(N * 2, DType::f32, 6, 1, 90));
-                        b.dots = run.input<float>(normal(N * 2, DType::f32, 7));
-                    }
-                    b.amax = slot(run, "amax");
-                    qk_norm_backward(run.stream(), b);
-                };
-                expect_largest(op, {{"amax", "dx"}});
+                const ops::QkNormCase c{19, 19, heads, heads, D, others * D, t, t, false, false, together};
+                expect_largest(
+                    [&](KernelRun& run) {
+                        QkNormBackward a = c.backward(run);
+                        a.amax = slot(run, "amax");
+                        qk_norm_backward(run.stream(), a);
+                    },
+                    {{"amax", "dx"}});
             }
 }
 
@@ -160,23 +119,16 @@ TEST(Magnitude, OfAnAttentionsOutput) {
     for (const AttentionKernels kernels : {AttentionKernels::fma, AttentionKernels::mma, AttentionKernels::wgmma})
         for (const DType t : {DType::bf16, DType::f16, DType::f32})
             for (const int64_t D : {64, 80, 96, 128, 200}) {
-                const auto op = [&](KernelRun& run) {
-                    AttentionForward a;
-                    AttentionShape& s = a.shape;
-                    s.B = D == 64 ? 2 : 1;
-                    s.Tq = s.Tk = 37, s.H = 2 * s.B, s.K = s.B, s.D = D, s.dtype = t, s.scale = 0.125f;
-                    s.q_row = s.o_row = s.H * s.D, s.kv_row = s.K * s.D;
-                    s.q_batch = s.o_batch = s.Tq * s.q_row, s.kv_batch = s.Tk * s.kv_row;
-                    s.fastest = kernels;
-                    a.o = run.output("o", s.B * s.o_batch, t);
-                    a.lse = run.output<float>("lse", s.B * s.H * s.Tq, DType::f32);
-                    a.q = run.input(normal(s.B * s.q_batch, t, 1));
-                    a.k = run.input(normal(s.B * s.kv_batch, t, 2));
-                    a.v = run.input(normal(s.B * s.kv_batch, t, 3));
-                    a.amax = slot(run, "amax");
-                    attention_forward(run.stream(), a);
-                };
-                expect_largest(op, {{"amax", "o"}});
+                const int64_t B = D == 64 ? 2 : 1;
+                const ops::AttentionCase c{B, 37, 37, 2 * B, B, D, t};
+                expect_largest(
+                    [&](KernelRun& run) {
+                        AttentionForward a = c.forward(run);
+                        a.shape.fastest = kernels;
+                        a.amax = slot(run, "amax");
+                        attention_forward(run.stream(), a);
+                    },
+                    {{"amax", "o"}});
             }
 }
 

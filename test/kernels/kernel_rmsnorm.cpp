@@ -1,5 +1,4 @@
 // RMSNorm: CUDA kernels against the CPU op.
-#include "kernels/rmsnorm.h"
 #include "kernels/runtime/context.h"
 #include "test/kernels/kernel_test.h"
 #include "test/kernels/runs_source.h"
@@ -7,17 +6,7 @@
 namespace rz::test {
 namespace {
 
-struct Case {
-    int64_t N, C;
-    DType dtype, grad_dtype;
-    bool residual;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-    return out << c.N << "x" << c.C << "_" << name_of(c.dtype) << "_grad_" << name_of(c.grad_dtype)
-               << (c.residual ? "_residual" : "");
-}
-
+using Case = ops::NormCase;
 class Rmsnorm : public testing::TestWithParam<Case> {};
 
 // A row sum of C fp32 terms, in another order on each side, is off by at most (log2(C) + C / threads) roundings: for C
@@ -25,96 +14,44 @@ class Rmsnorm : public testing::TestWithParam<Case> {};
 // rounding to dtype, which may fall on the other side of a boundary (one ulp).
 constexpr double kSum = 1.0 / (1 << 17);
 
-TEST_P(Rmsnorm, ForwardMatchesCpu) {
-    const Case c = GetParam();
+// sum has no tolerance: one fp32 addition and one rounding are the same everywhere
+void check_forward(Case c, bool in_place) {
     if (c.C > 50000 && runs_source()) GTEST_SKIP() << "for what nvcc makes of loops";
-    const Data x = normal(c.N * c.C, c.dtype, 1), w = normal(c.C, c.dtype, 2, 0.3f, 1),
-               residual = normal(c.N * c.C, c.dtype, 3);
-    const auto op = [&](KernelRun& run) {
-        RmsnormForward a;
-        a.y = run.output("y", c.N * c.C, c.dtype);
-        a.rstd = run.output<float>("rstd", c.N, DType::f32);
-        a.x = run.input(x);
-        a.w = run.input(w);
-        if (c.residual) {
-            a.residual = run.input(residual);
-            a.sum = run.output("sum", c.N * c.C, c.dtype);
-        }
-        a.N = c.N, a.C = c.C, a.eps = 1e-5f, a.dtype = c.dtype;
-        rmsnorm_forward(run.stream(), a);
-    };
-    // sum has no tolerance: one fp32 addition and one rounding are the same everywhere
-    compare_on_devices(op, {{"y", {ulp(c.dtype) + kSum, 0}}, {"rstd", {kSum, 0}}});
+    c.in_place = in_place;
+    compare_on_devices([&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); },
+                       {{"y", {ulp(c.dtype) + kSum, 0}}, {"rstd", {kSum, 0}}});
 }
 
+TEST_P(Rmsnorm, ForwardMatchesCpu) { check_forward(GetParam(), false); }
+
 TEST_P(Rmsnorm, ForwardInPlaceMatchesCpu) {
-    const Case c = GetParam();
-    if (c.C > 50000 && runs_source()) GTEST_SKIP() << "for what nvcc makes of loops";
-    if (!c.residual) return;
-    const Data x = normal(c.N * c.C, c.dtype, 1), w = normal(c.C, c.dtype, 2), residual = normal(c.N * c.C, c.dtype, 3);
-    const auto op = [&](KernelRun& run) {
-        RmsnormForward a;
-        a.y = run.output("y", c.N * c.C, c.dtype);
-        a.rstd = run.output<float>("rstd", c.N, DType::f32);
-        a.x = run.input(x);
-        a.w = run.input(w);
-        a.residual = a.sum = run.inout("residual", residual);
-        a.N = c.N, a.C = c.C, a.eps = 1e-5f, a.dtype = c.dtype;
-        rmsnorm_forward(run.stream(), a);
-    };
-    compare_on_devices(op, {{"y", {ulp(c.dtype) + kSum, 0}}, {"rstd", {kSum, 0}}});
+    if (GetParam().residual) check_forward(GetParam(), true);
 }
 
 // dx: rstd (dy w - xhat mean) + dresidual has terms of a few units that may cancel, each off by 2^-17 of itself.
 // dw: a sum of N products of about 1: N roundings at most, of a sum below 4 sqrt(N); then one rounding to grad_dtype.
-TEST_P(Rmsnorm, BackwardMatchesCpu) {
-    const Case c = GetParam();
+void check_backward(const Case& c, bool apart = false, RankContext* context = nullptr) {
     if (c.C > 50000) return;  // for the loops of the forward pass; scratch would be 100 MB
-    const Data x = normal(c.N * c.C, c.dtype, 1, 2), w = normal(c.C, c.dtype, 2, 0.3f, 1),
-               dy = normal(c.N * c.C, c.dtype, 3), dresidual = normal(c.N * c.C, c.dtype, 4),
-               dw = normal(c.C, c.grad_dtype, 5), rstd = normal(c.N, DType::f32, 6, 0.05f, 0.5f);
-    const auto op = [&](KernelRun& run) {
-        RmsnormBackward a;
-        a.dx = c.residual ? run.inout("dx", dresidual) : run.output("dx", c.N * c.C, c.dtype);
-        a.dw = run.inout("dw", dw);
-        a.dy = run.input(dy);
-        a.x = run.input(x);
-        a.w = run.input(w);
-        a.rstd = run.input<float>(rstd);
-        a.dresidual = c.residual ? a.dx : nullptr;
-        a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(c.C)));
-        a.N = c.N, a.C = c.C, a.dtype = c.dtype, a.grad_dtype = c.grad_dtype;
-        rmsnorm_backward(run.stream(), a);
-    };
     const double n = double(c.N), dw_rounding = n * std::ldexp(4 * std::sqrt(n) + 4, -24);
-    compare_on_devices(op, {{"dx", {ulp(c.dtype), 8 * kSum}}, {"dw", {ulp(c.grad_dtype), dw_rounding}}});
+    std::map<std::string, Tolerance> tolerances = {{"dx", {ulp(c.dtype), 8 * kSum}}};
+    tolerances[apart ? "dw_sum" : "dw"] = {ulp(apart ? DType::f32 : c.grad_dtype), dw_rounding};
+    compare_on_devices([&](KernelRun& run) { rmsnorm_backward(run.stream(), c.backward(run, apart)); }, tolerances,
+                       context);
+}
+
+TEST_P(Rmsnorm, BackwardMatchesCpu) {
+    Case c = GetParam();
+    c.in_place = true;
+    check_backward(c);
 }
 
 // The sum of dw, left for who adds it later; by a kernel that leaves multiprocessors to communication.
 TEST_P(Rmsnorm, BackwardLeavesTheSumOfDw) {
-    const Case c = GetParam();
-    if (c.C > 50000) return;  // for the loops of the forward pass; scratch would be 100 MB
-    const Data x = normal(c.N * c.C, c.dtype, 1, 2), w = normal(c.C, c.dtype, 2, 0.3f, 1),
-               dy = normal(c.N * c.C, c.dtype, 3), rstd = normal(c.N, DType::f32, 6, 0.05f, 0.5f);
-    const auto op = [&](KernelRun& run) {
-        RmsnormBackward a;
-        a.dx = run.output("dx", c.N * c.C, c.dtype);
-        a.dw_sum = static_cast<float*>(run.output("dw_sum", c.C, DType::f32));
-        a.dy = run.input(dy);
-        a.x = run.input(x);
-        a.w = run.input(w);
-        a.rstd = run.input<float>(rstd);
-        a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(c.C)));
-        a.N = c.N, a.C = c.C, a.dtype = c.dtype, a.grad_dtype = c.grad_dtype;
-        rmsnorm_backward(run.stream(), a);
-    };
-    const double n = double(c.N);
+    Case c = GetParam();
+    c.residual = false;
     RankContext context;
     context.beside.left_free = 3;
-    compare_on_devices(
-        op,
-        {{"dx", {ulp(c.dtype), 8 * kSum}}, {"dw_sum", {ulp(DType::f32), n * std::ldexp(4 * std::sqrt(n) + 4, -24)}}},
-        &context);
+    check_backward(c, true, &context);
 }
 
 // As many parts of dw as a GPU's multiprocessors make: the loop that adds them is unrolled by eight.
@@ -123,25 +60,7 @@ TEST(RmsnormParts, DwOfManyMatchesCpu) {
         Multiprocessors() { setenv("SIMT_MULTIPROCESSORS", "32", 1); }
         ~Multiprocessors() { unsetenv("SIMT_MULTIPROCESSORS"); }
     } const many;
-    for (const DType t : {DType::f32, DType::bf16, DType::f16}) {
-        const int64_t N = 600, C = 40;
-        const Data x = normal(N * C, t, 1, 2), w = normal(C, t, 2, 0.3f, 1), dy = normal(N * C, t, 3),
-                   dw = normal(C, t, 5), rstd = normal(N, DType::f32, 6, 0.05f, 0.5f);
-        const auto op = [&](KernelRun& run) {
-            RmsnormBackward a;
-            a.dx = run.output("dx", N * C, t);
-            a.dw = run.inout("dw", dw);
-            a.dy = run.input(dy);
-            a.x = run.input(x);
-            a.w = run.input(w);
-            a.rstd = run.input<float>(rstd);
-            a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(C)));
-            a.N = N, a.C = C, a.dtype = a.grad_dtype = t;
-            rmsnorm_backward(run.stream(), a);
-        };
-        const double n = double(N), dw_rounding = n * std::ldexp(4 * std::sqrt(n) + 4, -24);
-        compare_on_devices(op, {{"dx", {ulp(t), 8 * kSum}}, {"dw", {ulp(t), dw_rounding}}});
-    }
+    for (const DType t : {DType::f32, DType::bf16, DType::f16}) check_backward({600, 40, t, t});
 }
 #ifdef SIMT_EMU
 // The emulated GPU has four multiprocessors: each works on 16 parts at a time, four in a block.
@@ -151,17 +70,7 @@ TEST(RmsnormBesideCommunication, TakesTheOtherMultiprocessors) {
         context.beside.left_free = left_free;
         const uint64_t before = simt::stats().blocks;
         run_on(Device{DeviceKind::cuda, 0, &context}, [](KernelRun& run) {
-            const int64_t N = 300, C = 64;
-            RmsnormBackward a;
-            a.dx = run.output("dx", N * C, DType::f32);
-            a.dw_sum = run.output<float>("dw_sum", C, DType::f32);
-            a.dy = run.input(normal(N * C, DType::f32, 1));
-            a.x = run.input(normal(N * C, DType::f32, 2));
-            a.w = run.input(normal(C, DType::f32, 3));
-            a.rstd = run.input<float>(normal(N, DType::f32, 4));
-            a.scratch = static_cast<float*>(run.scratch(4 * rmsnorm_backward_scratch(C)));
-            a.N = N, a.C = C, a.dtype = a.grad_dtype = DType::f32;
-            rmsnorm_backward(run.stream(), a);
+            rmsnorm_backward(run.stream(), Case{300, 64, DType::f32}.backward(run, /*apart=*/true));
         });
         return int(simt::stats().blocks - before);
     };

@@ -1,15 +1,10 @@
 // SwiGLU: CUDA kernels against the CPU op.
-#include "kernels/swiglu.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
 namespace {
 
-struct Case {
-    int64_t N, F;
-    DType dtype;
-};
-
+using Case = ops::SwigluCase;
 class Swiglu : public testing::TestWithParam<Case> {};
 
 // The exponential's argument is rounded (|g| < 6: at most 6 * 1.44 * 2^-24 of the result), then come two approximations
@@ -18,44 +13,21 @@ constexpr double kRelative = 1.0 / (1 << 19);
 
 TEST_P(Swiglu, ForwardMatchesCpu) {
     const Case c = GetParam();
-    const Data gate_up = normal(c.N * 2 * c.F, c.dtype, 1);
-    const auto op = [&](KernelRun& run) {
-        SwigluForward a;
-        a.h = run.output("h", c.N * c.F, c.dtype);
-        a.gate_up = run.input(gate_up);
-        a.N = c.N, a.F = c.F, a.dtype = c.dtype;
-        swiglu_forward(run.stream(), a);
-    };
-    compare_on_devices(op, {{"h", {ulp(c.dtype) + kRelative, 0}}});
+    compare_on_devices([&](KernelRun& run) { swiglu_forward(run.stream(), c.forward(run)); },
+                       {{"h", {ulp(c.dtype) + kRelative, 0}}});
 }
 
 // The derivative of silu passes through zero near -1.28, where its two terms of about 0.3 cancel; |dh * up| < 20.
 TEST_P(Swiglu, BackwardMatchesCpu) {
     const Case c = GetParam();
-    const Data gate_up = normal(c.N * 2 * c.F, c.dtype, 1), dh = normal(c.N * c.F, c.dtype, 2);
-    const std::map<std::string, Tolerance> tolerances = {{"dgate_up", {ulp(c.dtype) + kRelative, 20 * kRelative}},
-                                                         {"h", {ulp(c.dtype) + kRelative, 0}}};
-    const auto with = [&](bool in_place, bool write_h) {
-        return [&, in_place, write_h](KernelRun& run) {
-            SwigluBackward a;
-            if (in_place) {
-                a.dgate_up = run.inout("dgate_up", gate_up);
-                a.gate_up = a.dgate_up;
-                a.h = run.inout("h", dh);
-                a.dh = a.h;
-            } else {
-                a.dgate_up = run.output("dgate_up", c.N * 2 * c.F, c.dtype);
-                a.gate_up = run.input(gate_up);
-                a.h = write_h ? run.output("h", c.N * c.F, c.dtype) : nullptr;
-                a.dh = run.input(dh);
-            }
-            a.N = c.N, a.F = c.F, a.dtype = c.dtype;
-            swiglu_backward(run.stream(), a);
+    for (const auto& [writes_h, in_place] : {std::pair(true, false), {true, true}, {false, false}}) {
+        std::map<std::string, Tolerance> tolerances = {{"dgate_up", {ulp(c.dtype) + kRelative, 20 * kRelative}}};
+        if (writes_h) tolerances["h"] = {ulp(c.dtype) + kRelative, 0};
+        const auto op = [&, h = writes_h, in_place = in_place](KernelRun& run) {
+            swiglu_backward(run.stream(), c.backward(run, h, in_place));
         };
-    };
-    compare_on_devices(with(false, true), tolerances);
-    compare_on_devices(with(true, true), tolerances);
-    compare_on_devices(with(false, false), {{"dgate_up", tolerances.at("dgate_up")}});
+        compare_on_devices(op, tolerances);
+    }
 }
 
 // Far out the exponential overflows or vanishes; the result must be 0 or the gate itself, never NaN.

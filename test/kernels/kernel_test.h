@@ -1,16 +1,13 @@
 #pragma once
 // The same op on the CPU and on the CUDA device (a real one, or the emulator's), from the same input bits.
 //
-// A test writes its op once, as a function of a KernelRun, which hands out device memory and the stream:
+// A test calls its op as a function of a KernelRun, which hands out device memory and the stream. Most arguments are
+// made by a case of dev/bench/ops.h, others from the test's own numbers:
 //
-//   const auto op = [&](KernelRun& run) {
-//       RmsnormForward a;
-//       a.x = run.input(x);
-//       a.y = run.output("y", N * C, dtype);
-//       ...
-//       rmsnorm_forward(run.stream(), a);
-//   };
+//   const auto op = [&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); };
 //   compare_on_devices(op, {{"y", Tolerance{...}}});
+//
+//   argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32), .logits = run.input(logits), ...});
 //
 // Outputs start as NaN and are followed by guard bytes. The CUDA run is done twice, in the emulator under another
 // schedule, and must give the same bits.
@@ -28,6 +25,7 @@
 #include <string>
 #include <vector>
 
+#include "dev/bench/ops.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/memory.h"
 #ifdef SIMT_EMU
@@ -89,11 +87,21 @@ struct Tolerance {
 constexpr size_t kGuardBytes = 64;
 constexpr unsigned char kGuard = 0xa5;
 
-class KernelRun {
+class KernelRun : public ops::Tensors {
    public:
     explicit KernelRun(Device device) : device_(device), stream_(device, "test") {}
 
-    Stream& stream() { return stream_; }
+    Stream& stream() override { return stream_; }
+    ops::Placed in(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        return {place(normal(n, dtype, seed, std, mean).bytes, {}, 0, dtype)};
+    }
+    ops::Placed inout(const char* name, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        return {place(normal(n, dtype, seed, std, mean).bytes, name, kGuardBytes, dtype)};
+    }
+    ops::Placed out(const char* name, int64_t n, DType dtype) override { return {output(name, n, dtype)}; }
+    ops::Placed scratch(int64_t bytes) override {
+        return {place(std::vector<unsigned char>(size_t(bytes), 0xff), "(scratch)", kGuardBytes, DType::f32)};
+    }
 
     template <class T = void>
     const T* input(const Data& data) {
@@ -119,9 +127,6 @@ class KernelRun {
     }
     double* inout_f64(const std::string& name, const std::vector<double>& values) {
         return static_cast<double*>(place(raw(values).bytes, name, kGuardBytes, DType::f32, true));
-    }
-    void* scratch(int64_t bytes) {
-        return place(std::vector<unsigned char>(size_t(bytes), 0xff), "(scratch)", kGuardBytes, DType::f32);
     }
 
     struct Result {
@@ -152,6 +157,11 @@ class KernelRun {
     }
 
    private:
+    ops::Placed copy_of(const void* host, int64_t bytes) override {
+        const auto* from = static_cast<const unsigned char*>(host);
+        return {place({from, from + bytes}, {}, 0, DType::f32)};
+    }
+
     struct Slot {
         std::string name;
         Buffer buffer;
@@ -239,6 +249,14 @@ inline void compare_on_devices(
                      tolerance == tolerances.end() ? Tolerance{} : tolerance->second);
     }
     if (also) also("CPU", want), also("GPU", first);
+}
+
+// Codes and scales are compared as bytes, not as the numbers that they would be.
+inline void compare_bytes_on_devices(const Op& op) {
+    compare_on_devices(op, {});
+    if (cuda_device_count() == 0) return;
+    const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
+    for (const auto& [name, result] : want) EXPECT_TRUE(got.at(name).bytes == result.bytes) << name;
 }
 
 // Cases that take the emulator seconds run on a device, and in the emulator where KERNEL_TESTS_LARGE is set.

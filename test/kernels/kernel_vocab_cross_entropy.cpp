@@ -1,8 +1,5 @@
 // Cross-entropy over parts of the vocabulary, and the embedding of one: CUDA kernels against the CPU ops.
-#include "kernels/vocab_cross_entropy.h"
-
 #include "kernels/argmax.h"
-#include "kernels/embedding.h"
 #include "test/kernels/kernel_test.h"
 
 namespace rz::test {
@@ -16,7 +13,7 @@ struct Case {
 class VocabCrossEntropyTest : public testing::TestWithParam<Case> {};
 
 // Targets in the part, in others, at its ends, and none.
-std::vector<int32_t> draw_targets(const Case& c) {
+ops::LogitsCase with_targets(const Case& c) {
     std::mt19937 generator(3);
     std::vector<int32_t> targets(size_t(c.N));
     for (size_t n = 0; n < targets.size(); ++n)
@@ -24,64 +21,40 @@ std::vector<int32_t> draw_targets(const Case& c) {
     targets.front() = int32_t(c.first);
     targets.back() = int32_t(c.first + c.V - 1);
     if (c.N > 2) targets[1] = kIgnoreTarget;
-    return targets;
+    return {c.N, c.V, targets, c.dtype, 1.0f / float(c.N), c.first, c.vocab};
 }
 
 // exp and expf within 2^-21 of each other where the argument is above -16; V terms in another order: below 2^-17.
 constexpr double kSum = 1.0 / (1 << 17);
 
 TEST_P(VocabCrossEntropyTest, SoftmaxOfAPart) {
-    const Case c = GetParam();
-    const Data logits = normal(c.N * c.V, c.dtype, 1, 2);
-    const auto op = [&](KernelRun& run) {
-        vocab_softmax(run.stream(), {.stats = run.output<float>("stats", c.N * kVocabStats, DType::f32),
-                                     .logits = run.input(logits),
-                                     .targets = run.input<int32_t>(draw_targets(c)),
-                                     .N = c.N,
-                                     .V = c.V,
-                                     .first = c.first,
-                                     .dtype = c.dtype});
-    };
-    compare_on_devices(op, {{"stats", {kSum, 0}}});
+    const ops::LogitsCase c = with_targets(GetParam());
+    compare_on_devices([&](KernelRun& run) { vocab_softmax(run.stream(), c.softmax_of_part(run)); },
+                       {{"stats", {kSum, 0}}});
 }
 
 TEST_P(VocabCrossEntropyTest, LossAndGradientOfAPart) {
-    const Case c = GetParam();
+    const ops::LogitsCase c = with_targets(GetParam());
     constexpr int64_t kParts = 11;  // more than twice what a loop unrolled by four takes
-    const Data logits = normal(c.N * c.V, c.dtype, 1, 2);
     std::vector<float> stats(size_t(kParts * c.N * kVocabStats));
-    const auto targets = draw_targets(c);
     std::mt19937 generator(4);
     for (int64_t p = 0; p < kParts; ++p)
         for (int64_t n = 0; n < c.N; ++n) {
             float* s = stats.data() + (p * c.N + n) * kVocabStats;
             s[0] = p == 2 && n == 0 ? -INFINITY : 4 + float(generator() % 1000) / 250;
             s[1] = p == 2 && n == 0 ? 0 : 1 + float(generator() % 1000) / 10;
-            const bool here = targets[size_t(n)] >= c.first && targets[size_t(n)] < c.first + c.V;
+            const bool here = c.targets[size_t(n)] >= c.first && c.targets[size_t(n)] < c.first + c.V;
             s[2] = (here ? p == 1 : p == 0) ? 0.5f : 0.0f;
         }
     for (const auto& [gradient, z] : {std::pair(true, 0.0f), {true, 0.02f}, {false, 0.02f}}) {
-        const float scale = 1.0f / float(c.N);
         const auto op = [&, gradient = gradient, z = z](KernelRun& run) {
-            float* z_loss = run.output<float>("z-loss", c.N, DType::f32);
-            if (z == 0) run.stream().zero(z_loss, 4 * c.N);
-            vocab_cross_entropy(run.stream(), {.loss = run.output<float>("loss", c.N, DType::f32),
-                                               .logits = run.inout("logits", logits),
-                                               .stats = run.input<float>(stats),
-                                               .targets = run.input<int32_t>(targets),
-                                               .N = c.N,
-                                               .V = c.V,
-                                               .first = c.first,
-                                               .parts = kParts,
-                                               .vocab = c.vocab,
-                                               .grad_scale = scale,
-                                               .write_gradient = gradient,
-                                               .dtype = c.dtype,
-                                               .loss_scale = run.input<float>(std::vector<float>{1.5f}),
-                                               .z = z,
-                                               .z_loss = z_loss});
+            VocabCrossEntropy a = c.loss_of_part(run, gradient, stats);
+            a.loss_scale = run.values<float>({1.5f});
+            a.z = z, a.z_loss = run.out("z-loss", c.N, DType::f32);
+            if (z == 0) run.stream().zero(a.z_loss, 4 * c.N);
+            vocab_cross_entropy(run.stream(), a);
         };
-        const Tolerance close{ulp(c.dtype) + kSum, double(scale) * kSum};
+        const Tolerance close{ulp(c.dtype) + kSum, double(c.grad_scale) * kSum};
         compare_on_devices(
             op, {{"loss", {0, 2 * kSum}}, {"logits", gradient ? close : Tolerance{}}, {"z-loss", {kSum, 0}}});
     }
@@ -151,35 +124,16 @@ TEST(VocabArgmax, OfPartsIsThatOfTheWholeRow) {
 // Rows of tokens outside the part are zero, and their gradients are left out.
 TEST(EmbeddingOfAPart, TakesItsOwnTokensOnly) {
     constexpr int64_t N = 70, V = 9, kVocab = 30;
-    std::vector<int32_t> tokens, rows(size_t(70)), starts(size_t(71)), ids(size_t(70));
+    std::vector<int32_t> tokens;
     for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % kVocab));
-    const int64_t distinct = embedding_plan(tokens.data(), N, kVocab, rows.data(), starts.data(), ids.data());
     for (const int64_t C : {24, 33})
         for (const int64_t first : {0, 11, 21}) {
+            const ops::EmbeddingCase c{N, C, V, tokens, DType::bf16, DType::f32, first, kVocab};
             const Data table = normal(V * C, DType::bf16, 1), dx = normal(N * C, DType::bf16, 2);
             const Data before = normal(V * C, DType::f32, 3);
             const auto op = [&](KernelRun& run) {
-                const int32_t* own = run.input<int32_t>(tokens);
-                embedding_forward(run.stream(), {.x = run.output("x", N * C, DType::bf16),
-                                                 .table = run.input(table),
-                                                 .tokens = own,
-                                                 .N = N,
-                                                 .C = C,
-                                                 .V = V,
-                                                 .dtype = DType::bf16,
-                                                 .first = first});
-                embedding_backward(run.stream(), {.dtable = run.inout("dtable", before),
-                                                  .dx = run.input(dx),
-                                                  .rows = run.input<int32_t>(rows),
-                                                  .starts = run.input<int32_t>(starts),
-                                                  .ids = run.input<int32_t>(ids),
-                                                  .distinct = distinct,
-                                                  .N = N,
-                                                  .C = C,
-                                                  .V = V,
-                                                  .dtype = DType::bf16,
-                                                  .grad_dtype = DType::f32,
-                                                  .first = first});
+                embedding_forward(run.stream(), c.forward(run));
+                embedding_backward(run.stream(), c.backward(run));
             };
             compare_on_devices(op, {{"dtable", {ulp(DType::f32), 1e-5}}});
             const auto got = run_on(Device{DeviceKind::cpu, 0}, op);
