@@ -57,18 +57,21 @@ struct Problem {
 // `slack`: exponentials, and sums in fp32.
 struct Rounding {
     double p, ds, o, slack = std::ldexp(1.0, -14);
+    bool terms = false;  // no roundings: bounds are the sums of all terms' magnitudes, the scale of rounding errors
 };
+constexpr Rounding kMagnitudes{1, 0, 0, 0, true};
 
 struct Result {
     Bounded o, dq, dk, dv;
-    std::vector<double> lse;  // (B, H, Tq)
+    std::vector<double> lse, largest;  // (B, H, Tq): of each row, and its largest score
 
     Result(const Problem& a, const Rounding& r)
         : o(a.B * a.Tq * a.H * a.D),
           dq(a.B * a.Tq * a.H * a.D),
           dk(keys(a)),
           dv(keys(a)),
-          lse(size_t(a.B * a.H * a.Tq)) {
+          lse(size_t(a.B * a.H * a.Tq)),
+          largest(lse) {
         for (int64_t b = 0; b < a.B; b++)
             for (int64_t h = 0; h < a.H; h++)
                 for (int64_t i = 0; i < a.Tq; i++) row(a, r, b, h, i);
@@ -81,34 +84,39 @@ struct Result {
         const int64_t first = a.first(b, i), end = a.end(b, i), kv = h / (a.H / a.K), D = a.D;
         if (first >= end) return;  // sees no key: all zero
         const double *q = &a.q[size_t(a.q_at(b, i, h))], *g = &a.d_o[size_t(a.q_at(b, i, h))];
-        const auto dot = [D](const double* x, const double* y) {
+        const auto dot = [D](const double* x, const double* y, bool magnitude = false) {
             double sum = 0;
-            for (int64_t e = 0; e < D; e++) sum += x[e] * y[e];
+            for (int64_t e = 0; e < D; e++) sum += magnitude ? std::fabs(x[e] * y[e]) : x[e] * y[e];
             return sum;
         };
         const auto n = size_t(end - first);
         std::vector<double> p(n), dp(n);
-        double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0, delta_err = 0;
+        double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
         for (size_t j = 0; j < n; j++) {
             const auto at = size_t(a.kv_at(b, first + int64_t(j), kv));
             p[j] = a.scale * dot(q, &a.k[at]), dp[j] = dot(g, &a.v[at]);
             top = std::max(top, p[j]);
         }
         for (double& x : p) sum += x = std::exp(x - top);
-        lse[size_t((b * a.H + h) * a.Tq + i)] = top + std::log(sum);
+        const auto at_row = size_t((b * a.H + h) * a.Tq + i);
+        lse[at_row] = top + std::log(sum), largest[at_row] = top;
         const int64_t mine = a.q_at(b, i, h);
         for (size_t j = 0; j < n; j++) {
             delta += (p[j] /= sum) * dp[j];
             const double* v = &a.v[size_t(a.kv_at(b, first + int64_t(j), kv))];
             for (int64_t e = 0; e < D; e++) o.add(mine + e, p[j] * v[e], (r.p + r.slack) * std::fabs(p[j] * v[e]));
         }
-        for (int64_t e = 0; e < D; e++) delta_err += r.o * std::fabs(o.value[size_t(mine + e)] * g[e]);
+        const double delta_terms = dot(&o.value[size_t(mine)], g, true);
+        const double delta_err = r.o * delta_terms;
         for (size_t j = 0; j < n; j++) {
             const int64_t at = a.dkv_at(b, first + int64_t(j), h);
             const double* k = &a.k[size_t(a.kv_at(b, first + int64_t(j), kv))];
             const double ds = p[j] * (dp[j] - delta) * a.scale;
-            const double err = (r.ds + r.slack) * std::fabs(ds) +
-                               p[j] * a.scale * (delta_err + r.slack * (std::fabs(dp[j]) + std::fabs(delta)));
+            const double* v = &a.v[size_t(a.kv_at(b, first + int64_t(j), kv))];
+            const double err = r.terms
+                                   ? p[j] * a.scale * (dot(g, v, true) + delta_terms)
+                                   : (r.ds + r.slack) * std::fabs(ds) +
+                                         p[j] * a.scale * (delta_err + r.slack * (std::fabs(dp[j]) + std::fabs(delta)));
             for (int64_t e = 0; e < D; e++) {
                 dq.add(mine + e, ds * k[e], err * std::fabs(k[e]));
                 dk.add(at + e, ds * q[e], err * std::fabs(q[e]));

@@ -7,11 +7,12 @@
 #include <cmath>
 #include <cstring>
 #include <functional>
+#include <list>
 #include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/attention/attention.h"
+#include "dev/bench/ops.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
 
@@ -35,6 +36,18 @@ inline Doubles random_doubles(int64_t n, uint64_t seed, double std = 1) {
     Doubles x(static_cast<size_t>(n));
     for (double& v : x) v = draw(generator);
     return x;
+}
+
+// The contents of an argument's pointer
+inline std::string bits_of(const void* x, int64_t n, DType dtype) {
+    return {static_cast<const char*>(x), size_t(n * size_of(dtype))};
+}
+inline Doubles values_of(const void* x, int64_t n, DType dtype) {
+    Doubles values(static_cast<size_t>(n));
+    with_dtype(dtype, [&]<class T>() {
+        for (int64_t i = 0; i < n; ++i) values[size_t(i)] = double(float(static_cast<const T*>(x)[i]));
+    });
+    return values;
 }
 
 // n elements of dtype, 256-byte aligned, with a guard after them that finish() checks.
@@ -66,13 +79,7 @@ class Tensor {
     }
     int64_t size() const { return n_; }
     DType dtype() const { return dtype_; }
-    Doubles values() const {
-        Doubles x(static_cast<size_t>(n_));
-        with_dtype(dtype_, [&]<class T>() {
-            for (int64_t i = 0; i < n_; ++i) x[size_t(i)] = double(float(static_cast<const T*>(memory_.data())[i]));
-        });
-        return x;
-    }
+    Doubles values() const { return values_of(memory_.data(), n_, dtype_); }
     std::string bits() const { return {memory_.as<char>(), size_t(n_ * size_of(dtype_))}; }
 
    private:
@@ -85,6 +92,45 @@ class Tensor {
 inline Tensor random_tensor(int64_t n, DType dtype, uint64_t seed, double std = 1) {
     return Tensor(random_doubles(n, seed, std), dtype);
 }
+
+// The tensors of a case of dev/bench/ops.h in the CPU's memory
+class CpuTensors : public ops::Tensors {
+   public:
+    Stream& stream() override { return stream_; }
+    ops::Placed in(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        Doubles x = random_doubles(n, seed, double(std));
+        for (double& v : x) v += double(mean);
+        return {tensors_.emplace_back(x, dtype).data()};
+    }
+    ops::Placed inout(const char*, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        const ops::Placed x = in(n, dtype, seed, std, mean);
+        results_.push_back(&tensors_.back());
+        return x;
+    }
+    ops::Placed out(const char*, int64_t n, DType dtype) override {
+        results_.push_back(&tensors_.emplace_back(n, dtype));
+        return {results_.back()->data()};
+    }
+    ops::Placed scratch(int64_t bytes) override {
+        return {tensors_.emplace_back(ceil_div(bytes, int64_t(4)), DType::f32).data()};
+    }
+    // The bits of everything that was written
+    std::string results() const {
+        std::string all;
+        for (const Tensor* x : results_) all += x->bits();
+        return all;
+    }
+
+   private:
+    ops::Placed copy_of(const void* host, int64_t bytes) override {
+        const ops::Placed to = scratch(bytes);
+        memcpy(to.data, host, size_t(bytes));
+        return to;
+    }
+    Stream stream_{Device{}, "test"};
+    std::list<Tensor> tensors_;
+    std::vector<const Tensor*> results_;
+};
 
 inline double largest(const Doubles& x) {
     double m = 0;
@@ -177,7 +223,9 @@ struct PackedAttention {
     int64_t out(int64_t b, int64_t t, int64_t h) const { return ((b * Tq + t) * H + h) * D; }
     double scale() const { return 1 / std::sqrt(double(D)); }
     AttentionShape shape(DType dtype) const {
-        return {B, Tq, Tk, H, K, D, row(), Tk * row(), row(), Tk * row(), H * D, Tq * H * D, float(scale()), dtype};
+        AttentionShape s = ops::AttentionCase{B, Tq, Tk, H, K, D, dtype, /*packed=*/true}.shape();
+        s.q_batch = s.kv_batch;  // queries are rows of the keys' tensor
+        return s;
     }
 
     // Row t's probabilities over its visible keys, and its log-sum-exp.

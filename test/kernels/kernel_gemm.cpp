@@ -5,7 +5,6 @@
 #include <fstream>
 #include <list>
 
-#include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
@@ -15,15 +14,7 @@
 namespace rz::test {
 namespace {
 
-struct Case {
-    int64_t M, N, K;
-    bool trans_a, trans_b;
-    float beta;
-    DType dtype, c_dtype;
-    int64_t gap;                         // of every row stride beyond dense
-    bool biased = false, apart = false;  // what is added is not in C
-};
-
+using Case = ops::GemmCase;
 class GemmTest : public testing::TestWithParam<Case> {};
 
 // A type of 16 bits that the device multiplies
@@ -35,53 +26,31 @@ DType half() { return has_products(compute_capability(), DType::bf16) ? DType::b
 TEST_P(GemmTest, MatchesCpu) {
     const Case c = GetParam();
     if (!has_products(compute_capability(), c.dtype)) GTEST_SKIP() << "a GPU before compute capability 8.0";
-    const int64_t a_rows = c.trans_a ? c.K : c.M, a_columns = (c.trans_a ? c.M : c.K) + c.gap;
-    const int64_t b_rows = c.trans_b ? c.N : c.K, b_columns = (c.trans_b ? c.K : c.N) + c.gap;
-    const Data a = normal(a_rows * a_columns, c.dtype, 1), b = normal(b_rows * b_columns, c.dtype, 2),
-               before = normal(c.M * (c.N + c.gap), c.c_dtype, 3);
-    const auto op = [&](KernelRun& run) {
-        Gemm g;
-        g.c = run.inout("c", before);  // with gaps between rows that stay as they are
-        g.a = run.input(a);
-        g.b = run.input(b);
-        g.M = c.M, g.N = c.N, g.K = c.K, g.trans_a = c.trans_a, g.trans_b = c.trans_b;
-        g.alpha = c.biased ? 1 : 0.5f, g.beta = c.beta, g.dtype = c.dtype, g.c_dtype = c.c_dtype;
-        if (c.apart) g.add = run.input(normal(before.size(), c.c_dtype, 5));
-        if (c.biased) g.bias = run.input(normal(c.N, c.c_dtype, 4));
-        if (c.gap > 0) g.lda = a_columns, g.ldb = b_columns, g.ldc = c.N + c.gap;
-        gemm(run.stream(), g);
-    };
     const double twice = c.c_dtype != DType::f32 && c.beta != 0 ? 0.5 * 6 * std::sqrt(double(c.K)) * ulp(c.c_dtype) : 0;
-    compare_on_devices(op, {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24) + twice}}});
+    compare_on_devices([&](KernelRun& run) { gemm(run.stream(), c.args(run)); },
+                       {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24) + twice}}});
 }
 
 // With beta 0, what C held must not matter, even if it is NaN.
 TEST(GemmLimits, BetaZeroIgnoresC) {
-    const Data a = normal(64, DType::f32, 1), b = normal(64, DType::f32, 2);
-    const auto op = [&](KernelRun& run) {
-        Gemm g;
-        g.c = run.output("c", 64, DType::f32);
-        g.a = run.input(a);
-        g.b = run.input(b);
-        g.M = g.N = g.K = 8, g.dtype = g.c_dtype = DType::f32;
-        gemm(run.stream(), g);
-    };
-    compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
+    compare_on_devices(
+        [&](KernelRun& run) {
+            gemm(run.stream(), Case{8, 8, 8}.args(run));
+        },
+        {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
 }
 
 // An added tensor gives the same bits in C and apart from it; neither changes.
 TEST(GemmLimits, AddedApartItHasTheBitsOfC) {
     for (const DType t : {DType::f32, half()}) {
-        const Data a = normal(70 * 40, t, 1), b = normal(40 * 90, t, 2), old = normal(70 * 90, t, 3);
+        const Case c{70, 90, 40, false, false, 2, -0.7f, t, t};
+        const Data old = normal(70 * 90, t, 3);
         const auto op = [&](bool apart) {
             return [&, apart](KernelRun& run) {
-                Gemm g;
+                Gemm g = c.args(run);
                 void* const added = run.inout("added", old);
                 g.c = apart ? run.output("c", old.size(), t) : added;
                 if (apart) g.add = added;
-                g.a = run.input(a);
-                g.b = run.input(b);
-                g.M = 70, g.N = 90, g.K = 40, g.alpha = 2, g.beta = -0.7f, g.dtype = g.c_dtype = t;
                 gemm(run.stream(), g);
             };
         };
@@ -101,15 +70,8 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
     const std::string path = testing::TempDir() + "/ringzero_gemm_tuning_" + std::to_string(getpid());
     std::filesystem::remove(path);
-    const Data a = normal(24 * 16, half(), 1), b = normal(40 * 16, half(), 2), c = normal(24 * 40, DType::f32, 3);
-    const auto op = [&](KernelRun& run) {
-        Gemm g;
-        g.c = run.inout("c", c);
-        g.a = run.input(a);
-        g.b = run.input(b);
-        g.M = 24, g.N = 40, g.K = 16, g.trans_b = true, g.beta = 1, g.dtype = half(), g.c_dtype = DType::f32;
-        gemm(run.stream(), g);
-    };
+    const Case c{24, 40, 16, false, true, 1, 1, half()};
+    const auto op = [&](KernelRun& run) { gemm(run.stream(), c.args(run)); };
     const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
         RankContext context;
         gemm_tuning(context) = tuning;
@@ -137,19 +99,11 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
 // The emulated library's first suggestion is made slow, so that each of the others is faster, and all of them sum in
 // another order: "on" keeps the bits of a run that is not tuned, bits-free does not.
 TEST(GemmTuningTest, KeepsTheBitsUnlessTheyAreFree) {
-    const Data a = normal(32 * 512, half(), 1), b = normal(32 * 512, half(), 2);
+    const Case c{32, 32, 512, false, true, 1, 0, half()};
     const auto bits = [&](GemmTune tune) {
         RankContext context;
         gemm_tuning(context) = {.tune = tune};
-        return run_on(Device{DeviceKind::cuda, 0, &context},
-                      [&](KernelRun& run) {
-                          Gemm g;
-                          g.c = run.output("c", 32 * 32, DType::f32);
-                          g.a = run.input(a);
-                          g.b = run.input(b);
-                          g.M = g.N = 32, g.K = 512, g.trans_b = true, g.dtype = half(), g.c_dtype = DType::f32;
-                          gemm(run.stream(), g);
-                      })
+        return run_on(Device{DeviceKind::cuda, 0, &context}, [&](KernelRun& run) { gemm(run.stream(), c.args(run)); })
             .at("c")
             .values;
     };
@@ -204,19 +158,19 @@ TEST(GemmWorkspace, DependsOnTheArchitecture) {
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16;
 INSTANTIATE_TEST_SUITE_P(Shapes, GemmTest,
-                         testing::Values(Case{1, 1, 1, false, false, 0, f32, f32, 0},     //
-                                         Case{17, 40, 24, false, true, 0, b16, b16, 0},   // y = x w^T
-                                         Case{17, 24, 40, false, false, 0, b16, b16, 0},  // dx = dy w
-                                         Case{40, 24, 17, true, false, 1, b16, f32, 0},   // dw += dy^T x
-                                         Case{40, 24, 17, true, false, 1, b16, b16, 0},   //
-                                         Case{33, 8, 16, true, true, 0.5f, f32, f32, 0},  //
-                                         Case{12, 16, 8, false, true, 1, f32, f32, 8},    // strided rows
-                                         Case{33, 24, 16, true, false, 0.5f, b16, f32, 0, false, true},
-                                         Case{12, 16, 8, false, true, -4.8f, b16, b16, 8, false, true},
-                                         Case{65, 129, 127, false, true, 0, f32, f32, 0},  //
-                                         Case{8, 32003, 16, false, true, 0, b16, b16, 0},  // a head
-                                         Case{17, 40, 24, false, true, 0, b16, b16, 0, true},
-                                         Case{65, 129, 127, false, true, 0, f32, f32, 3, true}));
+                         testing::Values(Case{1, 1, 1, false, false, 0.5f, 0, f32, f32},      //
+                                         Case{17, 40, 24, false, true, 0.5f, 0, b16, b16},    // y = x w^T
+                                         Case{17, 24, 40, false, false, 0.5f, 0, b16, b16},   // dx = dy w
+                                         Case{40, 24, 17, true, false, 0.5f, 1, b16, f32},    // dw += dy^T x
+                                         Case{40, 24, 17, true, false, 0.5f, 1, b16, b16},    //
+                                         Case{33, 8, 16, true, true, 0.5f, 0.5f, f32, f32},   //
+                                         Case{12, 16, 8, false, true, 0.5f, 1, f32, f32, 8},  // strided rows
+                                         Case{33, 24, 16, true, false, 0.5f, 0.5f, b16, f32, 0, false, true},
+                                         Case{12, 16, 8, false, true, 0.5f, -4.8f, b16, b16, 8, false, true},
+                                         Case{65, 129, 127, false, true, 0.5f, 0, f32, f32},  //
+                                         Case{8, 32003, 16, false, true, 0.5f, 0, b16, b16},  // a head
+                                         Case{17, 40, 24, false, true, 1, 0, b16, b16, 0, true},
+                                         Case{65, 129, 127, false, true, 1, 0, f32, f32, 3, true}));
 
 }  // namespace
 }  // namespace rz::test

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/attention/attention_largest.h"
+#include "test/kernels/attention_double.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
@@ -32,22 +33,9 @@ struct Sequences {
         v{random_tensor(B * T * K * D, dtype, 3)}, d_o{random_tensor(B * T * H * D, dtype, 4)};
 
     AttentionShape shape() const {
-        return {.B = B,
-                .Tq = T,
-                .Tk = T,
-                .H = H,
-                .K = K,
-                .D = D,
-                .q_row = H * D,
-                .q_batch = T * H * D,
-                .kv_row = K * D,
-                .kv_batch = T * K * D,
-                .o_row = H * D,
-                .o_batch = T * H * D,
-                .scale = float(1 / std::sqrt(double(D))),
-                .dtype = dtype,
-                .first_key = first_key.empty() ? nullptr : first_key.data(),
-                .first_key_batch = first_key.empty() ? 0 : T};
+        AttentionShape s = ops::AttentionCase{B, T, T, H, K, D, dtype}.shape();
+        if (!first_key.empty()) s.first_key = first_key.data(), s.first_key_batch = T;
+        return s;
     }
     // Queries [q0, q0 + Tq) against keys [k0, k0 + Tk)
     AttentionShape part(int64_t q0, int64_t Tq, int64_t k0, int64_t Tk) const {
@@ -146,79 +134,30 @@ TEST_P(AttentionRanges, ChunksOfQueriesGiveTheBitsOfTheWholeCall) {
             }
 }
 
-// Attention written out in double: scores of all pairs, the mask, the softmax, and its derivative. `magnitude` of each
-// result is the sum of its terms' absolute values: the scale of rounding errors.
-struct Dense {
-    const Sequences& s;
-    Doubles q = s.q.values(), k = s.k.values(), v = s.v.values(), d_o = s.d_o.values();
-    Doubles o = Doubles(q.size()), lse = Doubles(size_t(s.B * s.H * s.T)), largest = lse, dq = o,
-            dk = Doubles(k.size()), dv = dk;
-    Doubles o_scale = o, dq_scale = o, dk_scale = dk, dv_scale = dk;
-
-    size_t row(int64_t b, int64_t t, int64_t head, int64_t heads) const {
-        return size_t(((b * s.T + t) * heads + head) * s.D);
-    }
-    static double dot(const double* a, const double* b, int64_t n, bool magnitude = false) {
-        double sum = 0;
-        for (int64_t i = 0; i < n; ++i) sum += magnitude ? std::abs(a[i] * b[i]) : a[i] * b[i];
-        return sum;
-    }
-    explicit Dense(const Sequences& sequences) : s(sequences) {
-        for (int64_t b = 0; b < s.B; ++b)
-            for (int64_t h = 0; h < s.H; ++h)
-                for (int64_t t = 0; t < s.T; ++t) one_query(b, h, t);
-    }
-    void one_query(int64_t b, int64_t h, int64_t t) {
-        const int64_t kv = h / (s.H / s.K), D = s.D;
-        const double scale = 1 / std::sqrt(double(D));
-        const int64_t start = s.first_key.empty() ? 0 : s.first_key[size_t(b * s.T + t)];
-        const size_t at = row(b, t, h, s.H);
-        Doubles p(size_t(s.T), 0);
-        double max = -1e300, sum = 0;
-        for (int64_t j = 0; j < s.T; ++j) {
-            const bool seen = j <= t && j >= start;
-            p[size_t(j)] = seen ? scale * dot(&q[at], &k[row(b, j, kv, s.K)], D) : -INFINITY;
-            max = std::max(max, p[size_t(j)]);
-        }
-        largest[size_t((b * s.H + h) * s.T + t)] = max;
-        for (double& x : p) sum += x = std::exp(x - max);
-        for (double& x : p) x /= sum;
-        lse[size_t((b * s.H + h) * s.T + t)] = max + std::log(sum);
-        for (int64_t j = 0; j < s.T; ++j)
-            for (int64_t d = 0; d < D; ++d) {
-                o[at + size_t(d)] += p[size_t(j)] * v[row(b, j, kv, s.K) + size_t(d)];
-                o_scale[at + size_t(d)] += p[size_t(j)] * std::abs(v[row(b, j, kv, s.K) + size_t(d)]);
-            }
-        const double delta = dot(&d_o[at], &o[at], D), delta_scale = dot(&d_o[at], &o[at], D, true);
-        for (int64_t j = 0; j < s.T; ++j) {
-            const size_t key = row(b, j, kv, s.K);
-            const double ds = p[size_t(j)] * (dot(&d_o[at], &v[key], D) - delta) * scale;
-            const double ds_scale = p[size_t(j)] * (dot(&d_o[at], &v[key], D, true) + delta_scale) * scale;
-            for (size_t d = 0; d < size_t(D); ++d) {
-                dq[at + d] += ds * k[key + d], dq_scale[at + d] += ds_scale * std::abs(k[key + d]);
-                dk[key + d] += ds * q[at + d], dk_scale[key + d] += ds_scale * std::abs(q[at + d]);
-                dv[key + d] += p[size_t(j)] * d_o[at + d];
-                dv_scale[key + d] += p[size_t(j)] * std::abs(d_o[at + d]);
-            }
-        }
-    }
-};
+// Attention in double over whole sequences
+attention_double::Result dense(const Sequences& s) {
+    attention_double::Problem a{s.B, s.T, s.T, s.H, s.K, s.D, 1 / std::sqrt(double(s.D)), {}, {}, {}, {}, {}, {}};
+    a.q = s.q.values(), a.k = s.k.values(), a.v = s.v.values(), a.d_o = s.d_o.values();
+    a.first = [&](int64_t b, int64_t t) { return s.first_key.empty() ? 0 : s.first_key[size_t(b * s.T + t)]; };
+    a.end = [](int64_t, int64_t t) { return t + 1; };
+    return {a, attention_double::kMagnitudes};
+}
 
 void expect_dense(const Sequences& s, const Outputs& got, DType kv) {
-    const Dense want(s);
+    const attention_double::Result want = dense(s);
     // As test_gradients.cpp: a score sums D products, a result T terms; p, then dp - delta, then ds round to dtype.
     const double fp32 = (double(s.D) + double(s.T) + 32) * 0x1p-24;
     const double inner = fp32 + (s.dtype == DType::f32 ? 0 : 1.01 * rounding(s.dtype));
-    const auto close = [&](const char* name, const Tensor& x, const Doubles& y, const Doubles& scale, double errors) {
-        expect_close(name, x.values(), y,
-                     [&](size_t i) { return errors * inner * scale[i] + rounding_at(x.dtype(), y[i]); });
+    const auto close = [&](const char* name, const Tensor& x, const attention_double::Bounded& y, double errors) {
+        expect_close(name, x.values(), y.value,
+                     [&](size_t i) { return errors * inner * y.bound[i] + rounding_at(x.dtype(), y.value[i]); });
     };
     expect_close("lse", got.lse.values(), want.lse, [&](size_t i) { return fp32 * (1 + std::abs(want.lse[i])); });
-    close("o", got.o, want.o, want.o_scale, 1);
-    close("dq", got.dq, want.dq, want.dq_scale, 3);
+    close("o", got.o, want.o, 1);
+    close("dq", got.dq, want.dq, 3);
     EXPECT_EQ(got.dk.dtype(), kv);
-    close("dk", got.dk, want.dk, want.dk_scale, 3);
-    close("dv", got.dv, want.dv, want.dv_scale, 3);
+    close("dk", got.dk, want.dk, 3);
+    close("dv", got.dv, want.dv, 3);
 }
 
 TEST_P(AttentionRanges, DocumentsAgreeWithDenseAttentionInDouble) {
@@ -238,7 +177,7 @@ TEST_P(AttentionRanges, TheLargestLogitOfEachRowIsThatOfDenseAttention) {
         for (const Sequences* one : {&s, &plain})
             for (const int64_t last : {one->T, int64_t(3)}) {
                 if (last < one->T && one->B > 1) continue;
-                const Dense want(*one);
+                const attention_double::Result want = dense(*one);
                 const Outputs out(*one, dtype);
                 const int64_t rows = one->B * one->H, q0 = one->T - last;
                 const Tensor lse(rows * last, DType::f32), largest(rows * last, DType::f32);
@@ -305,12 +244,12 @@ TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
     for (const bool documents : {false, true}) {
         const int64_t T = 120, chunk = 30;
         const Sequences s{2, T, 2, 1, 8, documents ? starts({45, 50, 25}, 2) : std::vector<int32_t>{}, DType::f32};
-        const Dense want(s);
+        const attention_double::Result want = dense(s);
         Outputs out(s, DType::f32);
         int64_t blind = 0;
-        Doubles sum_dq(want.dq.size(), 0);
+        Doubles sum_dq(want.dq.value.size(), 0);
         for (int64_t q0 = 0; q0 < T; q0 += chunk) {
-            Doubles o(want.o.size(), 0), weight(want.lse.size(), 0);
+            Doubles o(want.o.value.size(), 0), weight(want.lse.size(), 0);
             Tensor lse(s.B * s.H * chunk, DType::f32);
             for (int64_t k0 = 0; k0 <= q0; k0 += chunk) {
                 forward(s, s.part(q0, chunk, k0, chunk), q0, k0, out, lse.as<float>());
@@ -318,7 +257,8 @@ TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
                 for (int64_t b = 0; b < s.B; ++b)
                     for (int64_t h = 0; h < s.H; ++h)
                         for (int64_t t = q0; t < q0 + chunk; ++t) {
-                            const size_t row = size_t((b * s.H + h) * T + t), at = want.row(b, t, h, s.H);
+                            const size_t row = size_t((b * s.H + h) * T + t),
+                                         at = size_t(((b * T + t) * s.H + h) * s.D);
                             const double l = double(lse.as<float>()[(b * s.H + h) * chunk + t - q0]);
                             blind += std::isinf(l);
                             const double w = std::exp(l - want.lse[row]);
@@ -335,9 +275,9 @@ TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
             for (int64_t b = 0; b < s.B; ++b)
                 for (int64_t t = q0; t < q0 + chunk; ++t)
                     for (int64_t i = 0; i < s.H * s.D; ++i) {
-                        const size_t at = want.row(b, t, 0, s.H) + size_t(i);
-                        EXPECT_NEAR(o[at], want.o[at], 1e-5 * (want.o_scale[at] + 1));
-                        out.o.as<float>()[at] = float(want.o[at]);
+                        const size_t at = size_t((b * T + t) * s.H * s.D + i);
+                        EXPECT_NEAR(o[at], want.o.value[at], 1e-5 * (want.o.bound[at] + 1));
+                        out.o.as<float>()[at] = float(want.o.value[at]);
                     }
             for (int64_t k0 = 0; k0 <= q0; k0 += chunk) {
                 backward(s, s.part(q0, chunk, k0, chunk), q0, k0, out, merged.data(), true);
@@ -348,12 +288,12 @@ TEST_P(AttentionRanges, ChunksOfKeysAddUp) {
             }
         }
         EXPECT_EQ(blind > 0, documents);
-        const auto close = [&](const char* name, const Doubles& got, const Doubles& x, const Doubles& scale) {
-            expect_close(name, got, x, [&](size_t i) { return 1e-5 * (scale[i] + 1); });
+        const auto close = [&](const char* name, const Doubles& got, const attention_double::Bounded& x) {
+            expect_close(name, got, x.value, [&](size_t i) { return 1e-5 * (x.bound[i] + 1); });
         };
-        close("dq", sum_dq, want.dq, want.dq_scale);
-        close("dk", out.dk.values(), want.dk, want.dk_scale);
-        close("dv", out.dv.values(), want.dv, want.dv_scale);
+        close("dq", sum_dq, want.dq);
+        close("dk", out.dk.values(), want.dk);
+        close("dv", out.dv.values(), want.dv);
     }
 }
 

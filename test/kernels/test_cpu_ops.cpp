@@ -5,14 +5,9 @@
 
 #include <algorithm>
 
-#include "kernels/cross_entropy.h"
 #include "kernels/elementwise.h"
-#include "kernels/embedding.h"
 #include "kernels/global_norm.h"
 #include "kernels/philox.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
 #include "test/kernels/double_ops.h"
 
 #define RZ_SIMD_WIDTH 16
@@ -33,112 +28,50 @@ INSTANTIATE_TEST_SUITE_P(Simd, CpuOps, testing::ValuesIn(simd_levels()),
 
 // ---- the same bits for any number of threads ------------------------------------------------------------------------
 
-// The result of `op` must not change with the number of OpenMP threads; more of them than cores come into it too.
-void expect_same_bits(const char* what, const std::function<std::string()>& op) {
-    const int before = omp_get_max_threads();
-    omp_set_num_threads(1);
-    const std::string one = op();
-    for (int threads : {2, 3, 7}) {
+// The results of `op` must not change with the number of OpenMP threads; there may be more of them than cores.
+void expect_same_bits(const char* what, const std::function<void(CpuTensors&)>& op) {
+    const auto bits = [&](int threads) {
         omp_set_num_threads(threads);
-        EXPECT_EQ(one, op()) << what << " on " << threads << " threads";
-    }
+        CpuTensors t;
+        op(t);
+        return t.results();
+    };
+    const int before = omp_get_max_threads();
+    const std::string one = bits(1);
+    for (int threads : {2, 3, 7}) EXPECT_EQ(one, bits(threads)) << what << " on " << threads << " threads";
     omp_set_num_threads(before);
 }
 
 TEST_P(CpuOps, RmsnormBitsDoNotDependOnThreads) {
-    const int64_t N = 517, C = 131;
-    const Tensor x = random_tensor(N * C, DType::bf16, 1), w = random_tensor(C, DType::bf16, 2);
-    const Tensor dy = random_tensor(N * C, DType::bf16, 3), dw_before = random_tensor(C, DType::f32, 4);
-    expect_same_bits("rmsnorm", [&] {
-        const Tensor y(N * C, DType::bf16), rstd(N, DType::f32), dx(N * C, DType::bf16),
-            dw(dw_before.values(), DType::f32);
-        const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
-        rmsnorm_forward_cpu({.y = y.data(),
-                             .rstd = rstd.as<float>(),
-                             .x = x.data(),
-                             .w = w.data(),
-                             .N = N,
-                             .C = C,
-                             .eps = 1e-5f,
-                             .dtype = DType::bf16});
-        rmsnorm_backward_cpu({.dx = dx.data(),
-                              .dw = dw.data(),
-                              .dy = dy.data(),
-                              .x = x.data(),
-                              .w = w.data(),
-                              .rstd = rstd.as<float>(),
-                              .scratch = scratch.as<float>(),
-                              .N = N,
-                              .C = C,
-                              .dtype = DType::bf16,
-                              .grad_dtype = DType::f32});
-        return y.bits() + rstd.bits() + dx.bits() + dw.bits();
-    });
+    const ops::NormCase c{517, 131, DType::bf16};
+    expect_same_bits("rmsnorm_forward", [&](CpuTensors& t) { rmsnorm_forward_cpu(c.forward(t)); });
+    expect_same_bits("rmsnorm_backward", [&](CpuTensors& t) { rmsnorm_backward_cpu(c.backward(t)); });
 }
 
 TEST_P(CpuOps, AttentionBitsDoNotDependOnThreads) {
     for (DType dtype : {DType::f32, DType::bf16}) {
-        const PackedAttention s{1, 260, 260, 4, 2, 32};  // fewer heads than threads: both ways to share the work
-        const AttentionShape shape = s.shape(dtype);
-        const Tensor qkv = random_tensor(s.Tk * s.row(), dtype, 1), d_o = random_tensor(s.Tq * s.H * s.D, dtype, 2);
-        const auto part = [&](const Tensor& t, int64_t heads) {
-            return static_cast<void*>(t.as<char>() + heads * s.D * size_of(dtype));
-        };
-        expect_same_bits("attention", [&] {
-            const Tensor o(d_o.size(), dtype), dqkv(qkv.size(), dtype), lse(s.H * s.Tq, DType::f32);
-            const Tensor workspace(attention_backward_workspace(shape) / 4, DType::f32);
-            attention_forward_cpu(
-                {o.data(), lse.as<float>(), part(qkv, 0), part(qkv, s.H), part(qkv, s.H + s.K), shape});
-            attention_backward_cpu({part(dqkv, 0), part(dqkv, s.H), part(dqkv, s.H + s.K), d_o.data(), part(qkv, 0),
-                                    part(qkv, s.H), part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(),
-                                    shape});
-            return o.bits() + lse.bits() + dqkv.bits();
+        const ops::AttentionCase c{1, 260, 260, 4, 2, 32, dtype, /*packed=*/true};
+        // Fewer heads than threads: both ways to share the work
+        expect_same_bits("attention", [&](CpuTensors& t) {
+            const AttentionForward f = c.forward(t);
+            attention_forward_cpu(f);
+            attention_backward_cpu(c.backward(t, f));
         });
     }
 }
 
 TEST_P(CpuOps, OtherBitsDoNotDependOnThreads) {
-    const int64_t N = 67, V = 1003;
-    const Tensor logits = random_tensor(N * V, DType::bf16, 1);
-    std::vector<int32_t> targets;
-    for (int64_t n = 0; n < N; ++n) targets.push_back(int32_t(n * 31 % V));
-    expect_same_bits("cross_entropy", [&] {
-        const Tensor x(logits.values(), DType::bf16), loss(N, DType::f32);
-        cross_entropy_cpu({.loss = loss.as<float>(),
-                           .logits = x.data(),
-                           .targets = targets.data(),
-                           .N = N,
-                           .V = V,
-                           .grad_scale = 0.5f,
-                           .write_gradient = true,
-                           .dtype = DType::bf16});
-        return x.bits() + loss.bits();
+    ops::LogitsCase logits{67, 1003, {}, DType::bf16, 0.5f};
+    for (int64_t n = 0; n < logits.N; ++n) logits.targets.push_back(int32_t(n * 31 % logits.V));
+    expect_same_bits("cross_entropy", [&](CpuTensors& t) { cross_entropy_cpu(logits.loss(t, /*gradient=*/true)); });
+    expect_same_bits("sum_squares", [&](CpuTensors& t) {
+        const void* x = t.in(100000, DType::f32, 2);
+        sum_squares_cpu(
+            {.partial = t.out("partial", 2 * 49, DType::f32), .x = x, .n = 100000, .block = 2048, .dtype = DType::f32});
     });
-    const Tensor x = random_tensor(100000, DType::f32, 2);
-    expect_same_bits("sum_squares", [&] {
-        Doubles partial(49);
-        sum_squares_cpu({.partial = partial.data(), .x = x.data(), .n = x.size(), .block = 2048, .dtype = DType::f32});
-        return std::string(reinterpret_cast<char*>(partial.data()), partial.size() * 8);
-    });
-    expect_same_bits("embedding_backward", [&] {
-        const int64_t C = 300, rows = 200;
-        std::vector<int32_t> tokens, order(size_t(200)), starts(size_t(201)), ids(size_t(200));
-        for (int64_t n = 0; n < rows; ++n) tokens.push_back(int32_t(n * n % 13));
-        const Tensor dtable(Doubles(size_t(13 * C), 0.5), DType::f32);
-        const int64_t distinct = embedding_plan(tokens.data(), rows, 13, order.data(), starts.data(), ids.data());
-        embedding_backward_cpu({.dtable = dtable.data(),
-                                .dx = x.data(),
-                                .rows = order.data(),
-                                .starts = starts.data(),
-                                .ids = ids.data(),
-                                .distinct = distinct,
-                                .N = rows,
-                                .C = C,
-                                .V = 13,
-                                .dtype = DType::f32,
-                                .grad_dtype = DType::f32});
-        return dtable.bits();
-    });
+    ops::EmbeddingCase rows{200, 300, 13, {}, DType::f32};
+    for (int64_t n = 0; n < rows.N; ++n) rows.tokens.push_back(int32_t(n * n % 13));
+    expect_same_bits("embedding_backward", [&](CpuTensors& t) { embedding_backward_cpu(rows.backward(t)); });
 }
 
 // ---- attention: what training and generation rely on ----------------------------------------------------------------

@@ -7,58 +7,33 @@
 
 #include <cstdlib>
 
-#include "kernels/gemm/gemm.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
 namespace {
 
-struct Product {
-    int64_t M, N, K;
-    bool trans_a, trans_b;
-    float alpha, beta;
-    DType dtype, c_dtype;
-    int64_t padding;                     // added to every row stride
-    bool biased = false, apart = false;  // what is added is not in C
+using Product = ops::GemmCase;
 
-    std::string text() const {
-        return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld bias %d apart %d", long(M),
-                      long(N), long(K), trans_a, trans_b, double(alpha), double(beta), name_of(dtype), name_of(c_dtype),
-                      long(padding), biased, apart);
-    }
-};
+std::string text(const Product& p) {
+    return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld bias %d apart %d", long(p.M),
+                  long(p.N), long(p.K), p.trans_a, p.trans_b, double(p.alpha), double(p.beta), name_of(p.dtype),
+                  name_of(p.c_dtype), long(p.gap), p.biased, p.apart);
+}
 
 void expect_product(const Product& p, void (*run)(const Gemm&)) {
-    SCOPED_TRACE(p.text());
-    const int64_t lda = (p.trans_a ? p.M : p.K) + p.padding, ldb = (p.trans_b ? p.K : p.N) + p.padding,
-                  ldc = p.N + p.padding;
-    const Tensor a = random_tensor((p.trans_a ? p.K : p.M) * lda, p.dtype, 1);
-    const Tensor b = random_tensor((p.trans_b ? p.N : p.K) * ldb, p.dtype, 2);
-    // With beta 0 what C held must not matter, NaN included.
-    const Tensor c = p.beta == 0 ? Tensor(p.M * ldc, p.c_dtype) : random_tensor(p.M * ldc, p.c_dtype, 3);
-    const Tensor bias = random_tensor(p.N, p.c_dtype, 4);
-    const Tensor add = random_tensor(p.M * ldc, p.c_dtype, 5);
-    const Doubles av = a.values(), bv = b.values(), before = c.values(), biases = bias.values(), added = add.values();
-    const bool dense = p.padding == 0;
-    run({.c = c.data(),
-         .a = a.data(),
-         .b = b.data(),
-         .M = p.M,
-         .N = p.N,
-         .K = p.K,
-         .trans_a = p.trans_a,
-         .trans_b = p.trans_b,
-         .alpha = p.alpha,
-         .beta = p.beta,
-         .dtype = p.dtype,
-         .c_dtype = p.c_dtype,
-         .lda = dense ? 0 : lda,
-         .ldb = dense ? 0 : ldb,
-         .ldc = dense ? 0 : ldc,
-         .bias = p.biased ? bias.data() : nullptr,
-         .add = p.apart ? add.data() : nullptr});
-    EXPECT_EQ(add.values(), added);
-    const Doubles got = c.values();
+    SCOPED_TRACE(text(p));
+    CpuTensors t;
+    const Gemm g = p.args(t);
+    const int64_t lda = p.lda(), ldb = p.ldb(), ldc = p.ldc(), size = p.M * ldc;
+    const Doubles av = values_of(g.a, (p.trans_a ? p.K : p.M) * lda, p.dtype),
+                  bv = values_of(g.b, (p.trans_b ? p.N : p.K) * ldb, p.dtype), before = values_of(g.c, size, p.c_dtype),
+                  biases = p.biased ? values_of(g.bias, p.N, p.c_dtype) : Doubles{},
+                  added = p.apart ? values_of(g.add, size, p.c_dtype) : Doubles{};
+    run(g);
+    if (p.apart) {
+        EXPECT_EQ(values_of(g.add, size, p.c_dtype), added);
+    }
+    const Doubles got = values_of(g.c, size, p.c_dtype);
     for (int64_t m = 0; m < p.M; ++m)
         for (int64_t n = 0; n < ldc; ++n) {
             const size_t i = size_t(m * ldc + n);

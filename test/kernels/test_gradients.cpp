@@ -2,13 +2,6 @@
 // shapes, in every instruction set of this CPU. Inputs are rounded first, so both sides start from the same numbers.
 // Tolerances count roundings: of the fp32 arithmetic (2^-24 each, times the terms of a sum) and of the stored result.
 
-#include "kernels/bias.h"
-#include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
-#include "kernels/qk_norm.h"
-#include "kernels/rmsnorm.h"
-#include "kernels/rope.h"
-#include "kernels/swiglu.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
@@ -28,53 +21,35 @@ std::function<double(size_t)> tolerance(double roundings, double scale, DType st
 void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with_residual) {
     SCOPED_TRACE(format("N=%ld C=%ld %s, dw %s", long(N), long(C), name_of(dtype), name_of(grad_dtype)));
     const double eps = 1e-5;
-    const Tensor x = random_tensor(N * C, dtype, 1, 2), w = random_tensor(C, dtype, 2),
-                 dy = random_tensor(N * C, dtype, 3);
-    const Tensor dresidual = random_tensor(N * C, dtype, 4), dw_before = random_tensor(C, grad_dtype, 5);
-    const Tensor y(N * C, dtype), rstd(N, DType::f32), dx(N * C, dtype), dw(dw_before.values(), grad_dtype);
-    const Tensor scratch(rmsnorm_backward_scratch(C), DType::f32);
-    rmsnorm_forward_cpu({.y = y.data(),
-                         .rstd = rstd.as<float>(),
-                         .x = x.data(),
-                         .w = w.data(),
-                         .N = N,
-                         .C = C,
-                         .eps = float(eps),
-                         .dtype = dtype});
-    rmsnorm_backward_cpu({.dx = dx.data(),
-                          .dw = dw.data(),
-                          .dy = dy.data(),
-                          .x = x.data(),
-                          .w = w.data(),
-                          .rstd = rstd.as<float>(),
-                          .dresidual = with_residual ? dresidual.data() : nullptr,
-                          .scratch = scratch.as<float>(),
-                          .N = N,
-                          .C = C,
-                          .dtype = dtype,
-                          .grad_dtype = grad_dtype});
+    CpuTensors t;
+    RmsnormForward f = ops::NormCase{N, C, dtype}.forward(t);
+    RmsnormBackward g = ops::NormCase{N, C, dtype, grad_dtype, with_residual}.backward(t);
+    f.x = g.x, f.w = g.w, g.rstd = f.rstd;
+    const Doubles dw_before = values_of(g.dw, C, grad_dtype);
+    rmsnorm_forward_cpu(f);
+    rmsnorm_backward_cpu(g);
 
-    const Doubles xs = x.values(), ws = w.values(), dys = dy.values(), dxs = dx.values();
+    const auto values = [&](const void* x) { return values_of(x, N * C, dtype); };
+    const Doubles xs = values(f.x), ws = values_of(f.w, C, dtype), dys = values(g.dy), dxs = values(g.dx),
+                  dws = values_of(g.dw, C, grad_dtype);
+    const Doubles dresidual = with_residual ? values(g.dresidual) : Doubles{};
     const Doubles want_y = rmsnorm(xs, ws, double(float(eps)));
     // A row's mean of squares has C + 2 roundings, half of which reach rstd; then two products.
-    expect_close("y", y.values(), want_y, [&](size_t i) {
+    expect_close("y", values(f.y), want_y, [&](size_t i) {
         return (double(C) / 2 + 4) * 0x1p-24 * std::abs(want_y[i]) + rounding_at(dtype, want_y[i]);
     });
     double term = 0;  // the largest of the terms that dx adds up
-    const double rstd_max = largest(rstd.values());
+    const double rstd_max = largest(values_of(f.rstd, N, DType::f32));
     for (double v : dys) term = std::max(term, std::abs(v));
     term *= largest(ws) * rstd_max * (1 + largest(xs) * rstd_max);
     expect_gradient(
         "dx", dxs, xs,
-        [&](const Doubles& at) {
-            return dot(rmsnorm(at, ws, eps), dys) + (with_residual ? dot(at, dresidual.values()) : 0);
-        },
+        [&](const Doubles& at) { return dot(rmsnorm(at, ws, eps), dys) + (with_residual ? dot(at, dresidual) : 0); },
         tolerance(double(C) + 8, term + (with_residual ? 5 : 0), dtype, dxs));
     const double dw_scale = largest(dys) * largest(xs) * rstd_max * double(N) + 5;
     expect_gradient(
-        "dw", dw.values(), ws,
-        [&](const Doubles& at) { return dot(rmsnorm(xs, at, eps), dys) + dot(at, dw_before.values()); },
-        tolerance(double(N) + 8, dw_scale, grad_dtype, dw.values()));
+        "dw", dws, ws, [&](const Doubles& at) { return dot(rmsnorm(xs, at, eps), dys) + dot(at, dw_before); },
+        tolerance(double(N) + 8, dw_scale, grad_dtype, dws));
 }
 
 TEST_P(Gradients, RmsnormsAreCentralDifferences) {
@@ -91,25 +66,17 @@ TEST_P(Gradients, RmsnormsAreCentralDifferences) {
 TEST_P(Gradients, RmsnormsWithResidualAreCentralDifferences) {
     for (DType dtype : kTypes) {
         const int64_t N = 5, C = 67;
-        const Tensor x = random_tensor(N * C, dtype, 1), residual = random_tensor(N * C, dtype, 2);
-        const Tensor w = random_tensor(C, dtype, 3), y(N * C, dtype), rstd(N, DType::f32), sum(N * C, dtype);
-        rmsnorm_forward_cpu({.y = y.data(),
-                             .rstd = rstd.as<float>(),
-                             .sum = sum.data(),
-                             .x = x.data(),
-                             .residual = residual.data(),
-                             .w = w.data(),
-                             .N = N,
-                             .C = C,
-                             .eps = 1e-5f,
-                             .dtype = dtype});
-        const Doubles xs = x.values(), rs = residual.values();
+        CpuTensors t;
+        const RmsnormForward f = ops::NormCase{N, C, dtype, DType::f32, /*residual=*/true}.forward(t);
+        rmsnorm_forward_cpu(f);
+        const auto values = [&](const void* x) { return values_of(x, N * C, dtype); };
+        const Doubles xs = values(f.x), rs = values(f.residual);
         Doubles exact(xs.size());
         for (size_t i = 0; i < xs.size(); ++i) exact[i] = xs[i] + rs[i];
-        EXPECT_EQ(sum.bits(),
-                  Tensor(exact, dtype).bits());  // one rounding (fp32: float addition rounds as double to float)
-        const Doubles want = rmsnorm(sum.values(), w.values(), double(1e-5f));
-        expect_close("y", y.values(), want, [&](size_t i) {
+        // One rounding (fp32: float addition rounds as double to float)
+        EXPECT_EQ(bits_of(f.sum, N * C, dtype), Tensor(exact, dtype).bits());
+        const Doubles want = rmsnorm(values(f.sum), values_of(f.w, C, dtype), double(1e-5f));
+        expect_close("y", values(f.y), want, [&](size_t i) {
             return (double(C) / 2 + 4) * 0x1p-24 * std::abs(want[i]) + rounding_at(dtype, want[i]);
         });
     }
@@ -119,24 +86,22 @@ TEST_P(Gradients, SwiglusAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, F] : {std::pair<int64_t, int64_t>{1, 1}, {3, 33}, {29, 344}}) {
             SCOPED_TRACE(format("N=%ld F=%ld %s", long(N), long(F), name_of(dtype)));
-            const Tensor gate_up = random_tensor(N * 2 * F, dtype, 1, 3), dh = random_tensor(N * F, dtype, 2);
-            const Tensor h(N * F, dtype), again(N * F, dtype), dgate_up(N * 2 * F, dtype);
-            swiglu_forward_cpu({.h = h.data(), .gate_up = gate_up.data(), .N = N, .F = F, .dtype = dtype});
-            swiglu_backward_cpu({.dgate_up = dgate_up.data(),
-                                 .dh = dh.data(),
-                                 .gate_up = gate_up.data(),
-                                 .h = again.data(),
-                                 .N = N,
-                                 .F = F,
-                                 .dtype = dtype});
-            EXPECT_EQ(h.bits(), again.bits());
-            const Doubles x = gate_up.values(), d = dgate_up.values(), want = swiglu(x, F);
+            CpuTensors t;
+            const ops::SwigluCase c{N, F, dtype, 3};
+            const SwigluForward f = c.forward(t);
+            SwigluBackward g = c.backward(t);
+            g.gate_up = f.gate_up;
+            swiglu_forward_cpu(f);
+            swiglu_backward_cpu(g);
+            EXPECT_EQ(bits_of(f.h, N * F, dtype), bits_of(g.h, N * F, dtype));
+            const Doubles x = values_of(f.gate_up, N * 2 * F, dtype), dh = values_of(g.dh, N * F, dtype),
+                          d = values_of(g.dgate_up, N * 2 * F, dtype), want = swiglu(x, F);
             // exp errs by 4 units, then five operations; the sigmoid's derivative adds terms of at most 1 + |g|.
-            expect_close("h", h.values(), want,
+            expect_close("h", values_of(f.h, N * F, dtype), want,
                          [&](size_t i) { return 10 * 0x1p-24 * std::abs(want[i]) + rounding_at(dtype, want[i]); });
-            const double scale = largest(dh.values()) * largest(x) * 2;
+            const double scale = largest(dh) * largest(x) * 2;
             expect_gradient(
-                "dgate_up", d, x, [&](const Doubles& at) { return dot(swiglu(at, F), dh.values()); },
+                "dgate_up", d, x, [&](const Doubles& at) { return dot(swiglu(at, F), dh); },
                 tolerance(16, scale, dtype, d));
         }
 }
@@ -156,24 +121,18 @@ TEST_P(Gradients, BiasesAreSumsOverRows) {
     for (DType dtype : kTypes)
         for (const auto& [N, C] : {std::pair<int64_t, int64_t>{1, 1}, {7, 37}, {150, 24}}) {
             SCOPED_TRACE(format("N=%ld C=%ld %s", long(N), long(C), name_of(dtype)));
-            const Tensor x = random_tensor(N * C, dtype, 1), bias = random_tensor(C, dtype, 2),
-                         dy = random_tensor(N * C, dtype, 3), before = random_tensor(C, DType::f32, 4);
-            const Tensor y(x.values(), dtype), dbias(before.values(), DType::f32),
-                scratch(bias_backward_scratch(C), DType::f32);
-            add_bias_cpu({.x = y.data(), .bias = bias.data(), .N = N, .C = C, .dtype = dtype});
-            bias_backward_cpu({.dbias = dbias.data(),
-                               .dy = dy.data(),
-                               .scratch = scratch.as<float>(),
-                               .N = N,
-                               .C = C,
-                               .dtype = dtype,
-                               .grad_dtype = DType::f32});
-            Doubles want = x.values(), sums = before.values();
-            const Doubles b = bias.values(), g = dy.values();
-            for (size_t i = 0; i < want.size(); ++i) want[i] += b[i % size_t(C)], sums[i % size_t(C)] += g[i];
-            expect_close("y", y.values(), want, tolerance(1, 10, dtype, want));
-            expect_close("dbias", dbias.values(), sums,
-                         tolerance(double(N) + 1, largest(g) * double(N) + 5, DType::f32, sums));
+            CpuTensors t;
+            const ops::BiasCase c{N, C, dtype};
+            const AddBias f = c.add(t);
+            const BiasBackward g = c.backward(t);
+            Doubles want = values_of(f.x, N * C, dtype), sums = values_of(g.dbias, C, DType::f32);
+            const Doubles bias = values_of(f.bias, C, dtype), dy = values_of(g.dy, N * C, dtype);
+            for (size_t i = 0; i < want.size(); ++i) want[i] += bias[i % size_t(C)], sums[i % size_t(C)] += dy[i];
+            add_bias_cpu(f);
+            bias_backward_cpu(g);
+            expect_close("y", values_of(f.x, N * C, dtype), want, tolerance(1, 10, dtype, want));
+            expect_close("dbias", values_of(g.dbias, C, DType::f32), sums,
+                         tolerance(double(N) + 1, largest(dy) * double(N) + 5, DType::f32, sums));
         }
 }
 
@@ -232,56 +191,41 @@ TEST_P(Gradients, NormsOfHeadsAreCentralDifferences) {
                                     together ? ", all heads together" : ""));
                 NormsOfHeads o{.D = D, .rotates = rotates, .together = together};
                 rope_tables(o.cosine.data(), o.sine.data(), 40, D, 10000, {});
-                const Tensor w = random_tensor(o.gains() * D, dtype, 2);
-                const Tensor before = random_tensor(o.N * o.stride, dtype, 1, 2);
-                const Tensor y(before.values(), dtype), kept(o.N * o.all, dtype), squares(2 * o.N, DType::f32),
-                    dots(2 * o.N, DType::f32);
-                QkNorm norm{.N = o.N,
-                            .T = o.T,
-                            .heads = o.heads,
-                            .kv_heads = o.kv_heads,
-                            .D = D,
-                            .row_stride = o.stride,
-                            .wq = w.data(),
-                            .wk = static_cast<const char*>(static_cast<const void*>(w.data())) +
-                                  (together ? o.heads : 1) * D * size_of(dtype),
-                            .cos_table = rotates ? o.cosine.data() : nullptr,
-                            .sin_table = rotates ? o.sine.data() : nullptr,
-                            .first_position = 5,
-                            .eps = float(o.eps),
-                            .dtype = dtype};
+                CpuTensors t;
+                ops::QkNormCase c{o.N, o.T, o.heads, o.kv_heads, D, o.stride - o.all, dtype, DType::f32, rotates};
+                c.ranks = together, c.first_position = 5;
+                QkNormForward f = c.forward(t);
+                QkNormBackward g = c.backward(t);
+                const int64_t all = o.N * o.stride, gains = o.gains() * D;
+                // Both norms' gains, one after the other
+                const Tensor w = random_tensor(gains, dtype, 2), squares(2 * o.N, DType::f32),
+                             dots(2 * o.N, DType::f32);
+                f.norm.wq = w.data(), f.norm.wk = w.as<char>() + (together ? o.heads : 1) * D * size_of(dtype);
+                const Doubles xs = values_of(f.x, all, dtype), ws = w.values(), dys = values_of(g.dx, all, dtype),
+                              dw_before = values_of(g.dw, gains, DType::f32);
                 if (together) {
-                    qk_sums_cpu({.sums = squares.as<float>(), .x = y.data(), .norm = norm});
-                    norm.squares = squares.as<float>();
+                    QkNorm unknown = f.norm;
+                    unknown.squares = nullptr;
+                    qk_sums_cpu({.sums = squares.as<float>(), .x = f.x, .norm = unknown});
+                    f.norm.squares = squares.as<float>();
                 }
-                qk_norm_forward_cpu({.x = y.data(), .kept = kept.data(), .norm = norm});
-                const Doubles xs = before.values(), ws = w.values(), want = o.forward(xs, ws);
-                const double terms = double(o.with(0).second * D), rows = double(o.N * o.heads);
-                expect_close("y", y.values(), want, tolerance(terms / 2 + 8, 2 * largest(want), dtype, want));
+                qk_norm_forward_cpu(f);
+                g.norm = f.norm, g.kept = f.kept, g.dots = together ? dots.as<float>() : nullptr;
+                if (together) qk_sums_cpu({.sums = dots.as<float>(), .x = f.kept, .dy = g.dx, .norm = f.norm});
+                qk_norm_backward_cpu(g);
 
-                const Tensor dy = random_tensor(o.N * o.stride, dtype, 3), dx(dy.values(), dtype),
-                             dw_before = random_tensor(o.gains() * D, DType::f32, 4),
-                             dw(dw_before.values(), DType::f32),
-                             scratch(qk_norm_backward_scratch(D, o.gains()), DType::f32);
-                if (together) qk_sums_cpu({.sums = dots.as<float>(), .x = kept.data(), .dy = dx.data(), .norm = norm});
-                qk_norm_backward_cpu({.dx = dx.data(),
-                                      .kept = kept.data(),
-                                      .dw = dw.data(),
-                                      .scratch = scratch.as<float>(),
-                                      .grad_dtype = DType::f32,
-                                      .norm = norm,
-                                      .dots = together ? dots.as<float>() : nullptr});
-                const double rstd = o.largest_rstd(xs), most = largest(dy.values());
+                const Doubles want = o.forward(xs, ws), dxs = values_of(g.dx, all, dtype),
+                              dws = values_of(g.dw, gains, DType::f32);
+                const double terms = double(o.with(0).second * D), rows = double(o.N * o.heads);
+                expect_close("y", values_of(f.x, all, dtype), want,
+                             tolerance(terms / 2 + 8, 2 * largest(want), dtype, want));
+                const double rstd = o.largest_rstd(xs), most = largest(dys);
                 expect_gradient(
-                    "dx", dx.values(), xs, [&](const Doubles& at) { return dot(o.forward(at, ws), dy.values()); },
-                    tolerance(terms + 12, 2 * most * largest(ws) * rstd * (1 + largest(xs) * rstd), dtype,
-                              dx.values()));
+                    "dx", dxs, xs, [&](const Doubles& at) { return dot(o.forward(at, ws), dys); },
+                    tolerance(terms + 12, 2 * most * largest(ws) * rstd * (1 + largest(xs) * rstd), dtype, dxs));
                 expect_gradient(
-                    "dw", dw.values(), ws,
-                    [&](const Doubles& at) {
-                        return dot(o.forward(xs, at), dy.values()) + dot(at, dw_before.values());
-                    },
-                    tolerance(rows + 12, 2 * most * largest(xs) * rstd * rows + 5, DType::f32, dw.values()));
+                    "dw", dws, ws, [&](const Doubles& at) { return dot(o.forward(xs, at), dys) + dot(at, dw_before); },
+                    tolerance(rows + 12, 2 * most * largest(xs) * rstd * rows + 5, DType::f32, dws));
             }
 }
 
@@ -292,7 +236,10 @@ TEST_P(Gradients, RopesAreCentralDifferences) {
             const int64_t T = 7, N = 2 * T, heads = 3, stride = 4 * D + 2, positions = 40;
             std::vector<float> cosine(size_t(positions * D / 2)), sine(cosine.size());
             rope_tables(cosine.data(), sine.data(), positions, D, 10000, {});
-            const Doubles before = Tensor(random_doubles(N * stride, 1), dtype).values();
+            CpuTensors t;
+            const ops::RopeCase c{N, T, heads, D, stride - heads * D, dtype, /*first_position=*/5};
+            const Rope a = c.args(t);
+            const Doubles before = values_of(a.x, N * stride, dtype);
             const auto rotate = [&](const Doubles& at) {
                 Doubles y = at;
                 for (int64_t n = 0; n < N; ++n)
@@ -305,28 +252,16 @@ TEST_P(Gradients, RopesAreCentralDifferences) {
                         }
                 return y;
             };
-            Rope a{.x = nullptr,
-                   .cos_table = cosine.data(),
-                   .sin_table = sine.data(),
-                   .N = N,
-                   .T = T,
-                   .first_position = 5,
-                   .heads = heads,
-                   .D = D,
-                   .row_stride = stride,
-                   .dtype = dtype};
-            const Tensor y(before, dtype);
-            a.x = y.data();
             rope_cpu(a);
             const Doubles want = rotate(before);
             const auto bound = [&](const Doubles& result) { return tolerance(3, 2 * largest(before), dtype, result); };
-            expect_close("y", y.values(), want, bound(want));
+            expect_close("y", values_of(a.x, N * stride, dtype), want, bound(want));
             // The backward pass is the same op with `inverse`, on the gradient.
             const Tensor dy = random_tensor(N * stride, dtype, 2);
             const Tensor dx(dy.values(), dtype);
-            a.x = dx.data();
-            a.inverse = true;
-            rope_cpu(a);
+            Rope back = c.args(t, /*inverse=*/true);
+            back.x = dx.data();
+            rope_cpu(back);
             expect_gradient(
                 "dx", dx.values(), before, [&](const Doubles& at) { return dot(rotate(at), dy.values()); },
                 bound(dx.values()));
@@ -337,32 +272,26 @@ TEST_P(Gradients, CrossEntropysAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, V] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {4, 1031}, {2, 3003}}) {
             SCOPED_TRACE(format("N=%ld V=%ld %s", long(N), long(V), name_of(dtype)));
-            const Tensor logits = random_tensor(N * V, dtype, 1, 3);
-            const Doubles x = logits.values();
-            std::vector<int32_t> targets;
-            for (int64_t n = 0; n < N; ++n) targets.push_back(n == 2 ? kIgnoreTarget : int32_t((n * 7919 + V - 1) % V));
-            const Tensor loss(N, DType::f32);
             const float scale = 0.37f;
-            cross_entropy_cpu({.loss = loss.as<float>(),
-                               .logits = logits.data(),
-                               .targets = targets.data(),
-                               .N = N,
-                               .V = V,
-                               .grad_scale = scale,
-                               .write_gradient = true,
-                               .dtype = dtype});
-            const Doubles want = cross_entropy(x, targets), grad = logits.values();
+            ops::LogitsCase c{N, V, {}, dtype, scale};
+            for (int64_t n = 0; n < N; ++n)
+                c.targets.push_back(n == 2 ? kIgnoreTarget : int32_t((n * 7919 + V - 1) % V));
+            CpuTensors t;
+            const CrossEntropy a = c.loss(t, /*gradient=*/true);
+            const Doubles x = values_of(a.logits, N * V, dtype), want = cross_entropy(x, c.targets);
+            cross_entropy_cpu(a);
+            const Doubles grad = values_of(a.logits, N * V, dtype), loss = values_of(a.loss, N, DType::f32);
             // Exponentials err by 4 units each and are summed: V additions at worst; so does the logarithm's argument.
-            expect_close("loss", loss.values(), want, [&](size_t) { return (double(V) + 16) * 0x1p-24 * 20; });
+            expect_close("loss", loss, want, [&](size_t) { return (double(V) + 16) * 0x1p-24 * 20; });
             if (N > 2) {
-                EXPECT_EQ(loss.values()[2], 0);
+                EXPECT_EQ(loss[2], 0);
                 for (int64_t v = 0; v < V; ++v) ASSERT_EQ(grad[size_t(2 * V + v)], 0);
             }
             expect_gradient(
                 "dlogits", grad, x,
                 [&](const Doubles& at) {
                     double sum = 0;
-                    for (double l : cross_entropy(at, targets)) sum += l * double(scale);
+                    for (double l : cross_entropy(at, c.targets)) sum += l * double(scale);
                     return sum;
                 },
                 [&](size_t i) {
@@ -377,26 +306,15 @@ TEST_P(Gradients, EmbeddingsAreSumsOverTheTokensRows) {
             const int64_t N = 50, C = 261, V = 11;
             std::vector<int32_t> tokens;
             for (int64_t n = 0; n < N; ++n) tokens.push_back(int32_t(n * n % 7));  // some often, some never
-            std::vector<int32_t> rows(tokens.size()), starts(tokens.size() + 1), ids(tokens.size());
-            const int64_t distinct = embedding_plan(tokens.data(), N, V, rows.data(), starts.data(), ids.data());
-            const Tensor dx = random_tensor(N * C, dtype, 1), before = random_tensor(V * C, grad_dtype, 2);
-            const Tensor dtable(before.values(), grad_dtype);
-            embedding_backward_cpu({.dtable = dtable.data(),
-                                    .dx = dx.data(),
-                                    .rows = rows.data(),
-                                    .starts = starts.data(),
-                                    .ids = ids.data(),
-                                    .distinct = distinct,
-                                    .N = N,
-                                    .C = C,
-                                    .V = V,
-                                    .dtype = dtype,
-                                    .grad_dtype = grad_dtype});
-            const Doubles d = dx.values(), got = dtable.values();
+            CpuTensors t;
+            const EmbeddingBackward a = ops::EmbeddingCase{N, C, V, tokens, dtype, grad_dtype}.backward(t);
+            const Doubles d = values_of(a.dx, N * C, dtype), before = values_of(a.dtable, V * C, grad_dtype);
+            embedding_backward_cpu(a);
+            const Doubles got = values_of(a.dtable, V * C, grad_dtype);
             expect_gradient(
                 "dtable", got, random_doubles(V * C, 3),
                 [&](const Doubles& table) {
-                    double sum = dot(table, before.values());
+                    double sum = dot(table, before);
                     for (int64_t i = 0; i < N * C; ++i)
                         sum += table[size_t(tokens[size_t(i / C)] * C + i % C)] * d[size_t(i)];
                     return sum;
@@ -408,19 +326,16 @@ TEST_P(Gradients, EmbeddingsAreSumsOverTheTokensRows) {
 void attention_case(const PackedAttention& s, DType dtype) {
     SCOPED_TRACE(format("B=%ld T=%ld H=%ld K=%ld D=%ld %s", long(s.B), long(s.Tq), long(s.H), long(s.K), long(s.D),
                         name_of(dtype)));
-    const AttentionShape shape = s.shape(dtype);
-    const Tensor qkv = random_tensor(s.B * s.Tk * s.row(), dtype, 1),
-                 d_o = random_tensor(s.B * s.Tq * s.H * s.D, dtype, 2);
-    const Tensor o(d_o.size(), dtype), dqkv(qkv.size(), dtype), lse(s.B * s.H * s.Tq, DType::f32);
-    const Tensor workspace(attention_backward_workspace(shape) / 4, DType::f32);
-    const auto part = [&](const Tensor& t, int64_t heads) {
-        return static_cast<void*>(t.as<char>() + heads * s.D * size_of(dtype));
-    };
-    attention_forward_cpu({o.data(), lse.as<float>(), part(qkv, 0), part(qkv, s.H), part(qkv, s.H + s.K), shape});
-    attention_backward_cpu({part(dqkv, 0), part(dqkv, s.H), part(dqkv, s.H + s.K), d_o.data(), part(qkv, 0),
-                            part(qkv, s.H), part(qkv, s.H + s.K), o.data(), lse.as<float>(), workspace.data(), shape});
+    CpuTensors t;
+    const ops::AttentionCase c{s.B, s.Tq, s.Tk, s.H, s.K, s.D, dtype, /*packed=*/true};
+    const AttentionForward f = c.forward(t);
+    const AttentionBackward g = c.backward(t, f);
+    attention_forward_cpu(f);
+    attention_backward_cpu(g);
 
-    const Doubles x = qkv.values(), dos = d_o.values(), got = dqkv.values();
+    const int64_t all = s.B * s.Tk * s.row(), dense = s.B * s.Tq * s.H * s.D;
+    const Doubles x = values_of(f.q, all, dtype), dos = values_of(g.d_o, dense, dtype),
+                  got = values_of(g.dq, all, dtype);
     Doubles want_lse;
     const Doubles want = s.forward(x, &want_lse);
     // fp32: a score sums D products, an output T terms, and the exponential errs by 4 units.
@@ -428,8 +343,10 @@ void attention_case(const PackedAttention& s, DType dtype) {
     // 16-bit: probabilities and dS may be rounded to dtype before their products, and so is o before delta.
     const double inner = fp32 + (dtype == DType::f32 ? 0 : 1.01 * rounding(dtype));
     const Doubles o_scale = s.forward_scale(x), d_scale = s.backward_scale(x, dos, want);
-    expect_close("lse", lse.values(), want_lse, [&](size_t i) { return fp32 * (1 + std::abs(want_lse[i])); });
-    expect_close("o", o.values(), want, [&](size_t i) { return inner * o_scale[i] + rounding_at(dtype, want[i]); });
+    expect_close("lse", values_of(f.lse, s.B * s.H * s.Tq, DType::f32), want_lse,
+                 [&](size_t i) { return fp32 * (1 + std::abs(want_lse[i])); });
+    expect_close("o", values_of(f.o, dense, dtype), want,
+                 [&](size_t i) { return inner * o_scale[i] + rounding_at(dtype, want[i]); });
     // dS is one product of p (1 inner error), dp - delta (the second), rounded again (the third).
     expect_gradient(
         "dqkv", got, x, [&](const Doubles& at) { return dot(s.forward(at), dos); },

@@ -1,53 +1,43 @@
-// Cross-entropy over a vocabulary that is cut into parts, on the CPU, against sums in double.
-#include "kernels/vocab_cross_entropy.h"
-
-#include <deque>
-
+// Cross-entropy over a vocabulary that is cut into parts, on the CPU, against sums in double; z-loss of both
+// cross-entropies against torch's autograd.
 #include "test/kernels/double_ops.h"
+#include "test/kernels/z_loss_golden.h"
 
 namespace rz::test {
 namespace {
 
 struct Parts {
-    std::vector<Doubles> gradients, losses;  // by part
+    std::vector<Doubles> gradients, losses, z_losses;  // by part
 };
 
 // `cuts`: where the parts begin, and the end.
-Parts run_parts(const Tensor& logits, int64_t N, const std::vector<int32_t>& targets, const std::vector<int64_t>& cuts,
-                DType dtype, float scale) {
+Parts run_parts(const Doubles& logits, int64_t N, const std::vector<int32_t>& targets, const std::vector<int64_t>& cuts,
+                DType dtype, float scale, float z = 0) {
     const int64_t V = cuts.back(), parts = int64_t(cuts.size()) - 1;
-    Parts out;
-    const Doubles x = logits.values();
-    const Tensor stats(parts * N * kVocabStats, DType::f32), loss(N, DType::f32);
-    std::deque<Tensor> own;  // a Tensor does not move
+    CpuTensors t;
+    float* const stats = t.scratch(4 * parts * N * kVocabStats);
+    const std::vector<float> of_all(size_t(parts * N * kVocabStats));
+    std::vector<VocabCrossEntropy> own;
     for (int64_t p = 0; p < parts; ++p) {
-        Doubles columns;
+        const int64_t first = cuts[size_t(p)], columns = cuts[size_t(p) + 1] - first;
+        const ops::LogitsCase c{N, columns, targets, dtype, scale, first, V};
+        VocabCrossEntropy a = c.loss_of_part(t, /*gradient=*/true, of_all);
+        Doubles part;
         for (int64_t n = 0; n < N; ++n)
-            columns.insert(columns.end(), x.begin() + n * V + cuts[size_t(p)], x.begin() + n * V + cuts[size_t(p) + 1]);
-        own.emplace_back(columns, dtype);
-        vocab_softmax_cpu({.stats = stats.as<float>() + p * N * kVocabStats,
-                           .logits = own.back().data(),
-                           .targets = targets.data(),
-                           .N = N,
-                           .V = cuts[size_t(p) + 1] - cuts[size_t(p)],
-                           .first = cuts[size_t(p)],
-                           .dtype = dtype});
+            part.insert(part.end(), logits.begin() + n * V + first, logits.begin() + n * V + first + columns);
+        memcpy(a.logits, Tensor(part, dtype).data(), size_t(N * columns * size_of(dtype)));
+        a.stats = stats, a.z = z, a.z_loss = t.out("z-loss", N, DType::f32);
+        VocabSoftmax softmax = c.softmax_of_part(t);
+        softmax.logits = a.logits, softmax.stats = stats + p * N * kVocabStats;
+        vocab_softmax_cpu(softmax);
+        own.push_back(a);
     }
-    for (int64_t p = 0; p < parts; ++p) {
-        vocab_cross_entropy_cpu({.loss = loss.as<float>(),
-                                 .logits = own[size_t(p)].data(),
-                                 .stats = stats.as<float>(),
-                                 .targets = targets.data(),
-                                 .N = N,
-                                 .V = cuts[size_t(p) + 1] - cuts[size_t(p)],
-                                 .first = cuts[size_t(p)],
-                                 .parts = parts,
-                                 .vocab = V,
-                                 .grad_scale = scale,
-                                 .write_gradient = true,
-                                 .dtype = dtype});
-        out.losses.push_back(loss.values());
-        out.gradients.push_back(own[size_t(p)].values());
+    Parts out;
+    for (const VocabCrossEntropy& a : own) {
+        vocab_cross_entropy_cpu(a);
+        out.losses.push_back(values_of(a.loss, N, DType::f32));
+        out.z_losses.push_back(values_of(a.z_loss, N, DType::f32));
+        out.gradients.push_back(values_of(a.logits, N * a.V, dtype));
     }
     return out;
 }
@@ -64,7 +54,7 @@ TEST(VocabCrossEntropy, EachPartHasTheWholeLossAndItsOwnGradient) {
         const Doubles x = logits.values();
         for (const std::vector<int64_t>& cuts :
              {std::vector<int64_t>{0, V}, {0, 151, V}, {0, 101, 201, V}, {0, 1, 2, 300, V}}) {
-            const Parts got = run_parts(logits, N, targets, cuts, dtype, kScale);
+            const Parts got = run_parts(x, N, targets, cuts, dtype, kScale);
             for (int64_t n = 0; n < N; ++n) {
                 const bool ignored = targets[size_t(n)] == kIgnoreTarget;
                 double sum = 0;
@@ -96,7 +86,7 @@ TEST(VocabCrossEntropy, MaskedInfiniteAndNoNumbers) {
     for (const double first : {-inf, -inf, 1.0})  // row 0: the target is elsewhere; row 1: it is masked
         for (int64_t v = 0; v < V; ++v) x.push_back(v < 4 ? first : double(v) / 8);
     x[2 * V + 1] = std::nan("");
-    const Parts got = run_parts(Tensor(x, DType::f32), 3, {6, 2, 5}, {0, 4, V}, DType::f32, 1);
+    const Parts got = run_parts(x, 3, {6, 2, 5}, {0, 4, V}, DType::f32, 1);
     double sum = 0;
     for (int64_t v = 4; v < V; ++v) sum += std::exp(double(v) / 8);
     for (const Doubles& loss : got.losses) {
@@ -110,8 +100,47 @@ TEST(VocabCrossEntropy, MaskedInfiniteAndNoNumbers) {
 }
 
 TEST(VocabCrossEntropy, RefusesATargetOutsideOfTheVocabulary) {
-    EXPECT_THROW(run_parts(Tensor(std::vector<double>(4, 0.0), DType::f32), 1, {4}, {0, 2, 4}, DType::f32, 1), Error);
-    EXPECT_THROW(run_parts(Tensor(std::vector<double>(4, 0.0), DType::f32), 1, {-1}, {0, 2, 4}, DType::f32, 1), Error);
+    EXPECT_THROW(run_parts(Doubles(4, 0.0), 1, {4}, {0, 2, 4}, DType::f32, 1), Error);
+    EXPECT_THROW(run_parts(Doubles(4, 0.0), 1, {-1}, {0, 2, 4}, DType::f32, 1), Error);
+}
+
+// ---- z-loss ---------------------------------------------------------------------------------------------------------
+
+const std::vector<int32_t> kGoldenTargets(std::begin(z_loss_golden::kTargets), std::end(z_loss_golden::kTargets));
+const Doubles kGoldenLogits(std::begin(z_loss_golden::kLogits), std::end(z_loss_golden::kLogits));
+
+// In fp32 the exponentials of 19 logits and their sum: below 2^-18 of a probability, whose weight here is below 1.6.
+void expect_golden(const Doubles& loss, const Doubles& z_loss, const Doubles& gradient, int64_t first,
+                   int64_t columns) {
+    using namespace z_loss_golden;
+    for (int64_t n = 0; n < kN; ++n) {
+        EXPECT_NEAR(loss[size_t(n)], kLosses[n], 1e-5) << "row " << n;
+        EXPECT_NEAR(z_loss[size_t(n)], kZLosses[n], 1e-5 * kZLosses[n]) << "row " << n;
+        for (int64_t v = 0; v < columns; ++v)
+            EXPECT_NEAR(gradient[size_t(n * columns + v)], kGradients[n * kV + first + v], 1e-6) << "row " << n;
+    }
+}
+
+TEST(ZLoss, IsTorchs) {
+    using namespace z_loss_golden;
+    const Tensor logits(kGoldenLogits, DType::f32), z_loss(kN, DType::f32);
+    const std::string before = logits.bits();
+    CpuTensors t;
+    CrossEntropy a = ops::LogitsCase{kN, kV, kGoldenTargets, DType::f32, kScale}.loss(t, /*gradient=*/false);
+    a.logits = logits.data(), a.z = kZ, a.z_loss = z_loss.as<float>();
+    cross_entropy_cpu(a);
+    EXPECT_EQ(logits.bits(), before) << "no gradient was asked for";
+    a.write_gradient = true;
+    cross_entropy_cpu(a);
+    expect_golden(values_of(a.loss, kN, DType::f32), z_loss.values(), logits.values(), 0, kV);
+}
+
+TEST(ZLoss, OfAVocabularyInPartsIsTorchs) {
+    using namespace z_loss_golden;
+    const std::vector<int64_t> cuts{0, 7, 12, kV};
+    const Parts got = run_parts(kGoldenLogits, kN, kGoldenTargets, cuts, DType::f32, kScale, kZ);
+    for (size_t p = 0; p < 3; ++p)
+        expect_golden(got.losses[p], got.z_losses[p], got.gradients[p], cuts[p], cuts[p + 1] - cuts[p]);
 }
 
 }  // namespace
