@@ -1,12 +1,13 @@
 #pragma once
 // Shared by the microbenchmarks: flags, data, validation, timing, the roofline of the spot, and the table.
 //
-// A benchmark describes each op once, as a function of a Memory that hands out its tensors. The op first runs on fresh
-// data on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction set;
-// elements that differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches, run,
-// median. Rates count only the bytes or operations that cannot be avoided; `of peak` compares them with a copy of 2 x
-// 256 MB, or with the biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU
-// computes in a second or so are checked: the kernels have tests of their own, and the GPU's time is dear.
+// A row names an op and how its arguments are made in a Memory, mostly by a case of dev/bench/ops.h. The op first runs
+// on fresh data on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction
+// set; elements that differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches,
+// run, median. Rates count only the bytes or operations that cannot be avoided, which are the planner's
+// (llama/plan/cost.h) unless the row says others; `of peak` compares them with a copy of 2 x 256 MB, or with the
+// biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU computes in a second or so
+// are checked: the kernels have tests of their own, and the GPU's time is dear.
 //
 // --profile runs each op once between cudaProfilerStart and cudaProfilerStop, after a first time outside, and measures
 // nothing: for  ncu --profile-from-start off.
@@ -24,6 +25,7 @@
 
 #include <CLI/CLI.hpp>
 
+#include "dev/bench/ops.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
@@ -32,6 +34,7 @@
 #include "kernels/cpu/simd_level.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/version.h"
+#include "llama/plan/cost.h"
 
 #ifdef RZ_CUDA
 #include <cuda_profiler_api.h>
@@ -41,39 +44,34 @@ namespace rz::bench {
 
 // One device's tensors. The same calls on two devices give the same bits, unless they are only to be timed: then the
 // device itself makes the numbers, which is quicker.
-class Memory {
+class Memory : public ops::Tensors {
    public:
     explicit Memory(Device device, bool only_timed = false)
         : device_(device), stream_(device, "bench"), on_device_(only_timed) {}
 
     Device device() const { return device_; }
-    Stream& stream() { return stream_; }
-
-    // Normal numbers, and outputs that start as NaN. A tensor with a name is compared.
-    template <class T = void>
-    T* random(int64_t n, DType dtype, uint64_t seed, float std = 1, const char* name = "") {
-        RandomNormal numbers{.x = nullptr, .n = n, .seed = seed, .stream = 0, .std = std, .dtype = dtype};
+    Stream& stream() override { return stream_; }
+    ops::Placed in(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        return inout("", n, dtype, seed, std, mean);
+    }
+    ops::Placed inout(const char* name, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        RandomNormal numbers{.x = nullptr, .n = n, .seed = seed, .stream = 0, .mean = mean, .std = std, .dtype = dtype};
         if (on_device_) {
             numbers.x = scratch(n * size_of(dtype));
             random_normal(stream_, numbers);
-            return static_cast<T*>(numbers.x);
+            return {numbers.x};
         }
         std::vector<char> host(size_t(n * size_of(dtype)));
         numbers.x = host.data();
         random_normal_cpu(numbers);
-        return static_cast<T*>(place(host.data(), n, dtype, name));
+        return place(host.data(), n, dtype, name);
     }
-    template <class T = void>
-    T* output(int64_t n, DType dtype, const char* name) {
+    ops::Placed out(const char* name, int64_t n, DType dtype) override {
         const std::vector<char> host(size_t(n * size_of(dtype)), char(0xff));
-        return static_cast<T*>(place(host.data(), n, dtype, name));
+        return place(host.data(), n, dtype, name);
     }
-    template <class T>
-    T* values(const std::vector<T>& host) {
-        return static_cast<T*>(place(host.data(), int64_t(host.size() * sizeof(T)) / 4, DType::f32, ""));
-    }
-    void* scratch(int64_t bytes) {
-        return buffers_.emplace_back(device_, bytes, MemKind::workspace, "benchmark").data();
+    ops::Placed scratch(int64_t bytes) override {
+        return {buffers_.emplace_back(device_, bytes, MemKind::workspace, "benchmark").data()};
     }
 
     // The named tensors' values, on the host
@@ -97,12 +95,16 @@ class Memory {
         DType dtype;
     };
 
-    void* place(const void* host, int64_t n, DType dtype, const char* name) {
-        void* data = scratch(n * size_of(dtype));
-        stream_.copy(data, host, n * size_of(dtype));
+    ops::Placed copy_of(const void* host, int64_t bytes) override {
+        const ops::Placed to = scratch(bytes);
+        stream_.copy(to, host, bytes);
         stream_.synchronize();
-        if (*name) named_.push_back({name, data, n, dtype});
-        return data;
+        return to;
+    }
+    ops::Placed place(const void* host, int64_t n, DType dtype, const char* name) {
+        const ops::Placed to = copy_of(host, n * size_of(dtype));
+        if (*name) named_.push_back({name, to, n, dtype});
+        return to;
     }
 
     Device device_;
@@ -116,12 +118,19 @@ using Launch = std::function<void(Stream&)>;
 using Op = std::function<Launch(Memory&)>;
 
 struct Row {
-    std::string op, shape;
+    std::string op, shape = {};   // shape: the one that is being measured, unless another is given
     double bytes = 0, flops = 0;  // that the op can't avoid; the one that is not zero gives the rate
     double tolerance = 0;  // relative, and absolute times part of the largest value; 0: two roundings to the type
     bool check = true;
     double part = 0.05;  // small values may be differences of large ones
 };
+
+// "8192x4096"
+inline std::string joined(const std::vector<int64_t>& shape) {
+    std::string text;
+    for (int64_t n : shape) text += (text.empty() ? "" : "x") + std::to_string(n);
+    return text;
+}
 
 class Bench {
    public:
@@ -165,7 +174,11 @@ class Bench {
                 std::printf("# %s\n", note.c_str());
             if (shapes.empty()) shapes = device_.is_cuda() ? cuda_shapes_ : cpu_shapes_;
             header(argc, argv);
-            for (const std::string& text : shapes) rows(*this, parse_shape(text));
+            for (const std::string& text : shapes) {
+                const std::vector<int64_t> shape = parse_shape(text);
+                shape_ = joined(shape);
+                rows(*this, shape);
+            }
             return wrong_ ? 1 : 0;
         } catch (const std::exception& error) {
             std::fprintf(stderr, "%s\n", error.what());
@@ -173,8 +186,24 @@ class Bench {
         }
     }
 
+    // One op, whose arguments `make` makes in a Memory
+    template <class Args, class Make>
+    void measure(Row row, void (*op)(Stream&, const Args&), Make make) {
+        if (row.bytes == 0 && row.flops == 0) {
+            Memory memory(device_, /*only_timed=*/true);
+            const Args args = make(memory);
+            OpWork work;
+            require(find_work({.type = &typeid(Args), .args = &args}, work), "%s is not planned", row.op.c_str());
+            (work.limit == OpWork::Limit::bytes ? row.bytes : row.flops) =
+                work.limit == OpWork::Limit::bytes ? work.bytes : work.flops;
+        }
+        measure(std::move(row), [=](Memory& m) -> Launch {
+            const Args args = make(m);
+            return [op, args](Stream& s) { op(s, args); };
+        });
+    }
     void measure(Row row, const Op& op) {
-        row.shape += format(" %s", name_of(dtype_));
+        row.shape = (row.shape.empty() ? shape_ : row.shape) + " " + name_of(dtype_);
         if (profile_) return profile(row, op);
         const bool affordable = !device_.is_cuda() || (row.bytes <= 6e8 && row.flops <= 2e10);
         const int64_t wrong = row.check && affordable ? count_wrong(row, op) : -1;
@@ -317,8 +346,8 @@ class Bench {
         if (gemm_rate_ > 0) return gemm_rate_;
         Memory memory(device_, true);
         const int64_t n = device_.is_cuda() ? 8192 : 1536;
-        const void* a = memory.random(n * n, dtype_, 1);
-        const void* b = memory.random(n * n, dtype_, 2);
+        const void* a = memory.in(n * n, dtype_, 1);
+        const void* b = memory.in(n * n, dtype_, 2);
         void* c = memory.scratch(n * n * size_of(dtype_));
         gemm_rate_ = 2.0 * double(n) * double(n) * double(n) * 1e-9 / median_seconds(memory, [=, this](Stream& s) {
                          gemm(s, {.c = c,
@@ -341,7 +370,7 @@ class Bench {
     static constexpr int64_t kFlushBytes = 128 << 20;  // more than any last-level cache here
 
     CLI::App app_;
-    std::string dims_, json_;
+    std::string dims_, json_, shape_;
     std::vector<std::string> cpu_shapes_, cuda_shapes_;
     int iterations_ = 15;
     bool best_ = false, profile_ = false;
@@ -352,12 +381,5 @@ class Bench {
     double copy_rate_ = 0, gemm_rate_ = 0;
     int64_t wrong_ = 0;
 };
-
-// "8192x4096"
-inline std::string joined(const std::vector<int64_t>& shape) {
-    std::string text;
-    for (int64_t n : shape) text += (text.empty() ? "" : "x") + std::to_string(n);
-    return text;
-}
 
 }  // namespace rz::bench

@@ -12,35 +12,19 @@ int main(int argc, char** argv) {
         const int64_t n = shape[0];
         const DType t = b.dtype();
         const auto row = [&](const char* name, DType master, DType adam) {
-            const bool separate = master != t;
-            const double bytes =
-                double(n) * double(size_of(t) + 2 * size_of(master) + 4 * size_of(adam) + (separate ? size_of(t) : 0));
             // By chance, values that differ in fp32's last bits may round one unit apart.
             const double tolerance = adam == DType::f32 ? 0 : 1.0 / 128;
-            b.measure({name, bench::joined(shape), bytes, 0, tolerance, n <= (64 << 20)}, [&](bench::Memory& m) {
-                AdamW a{.param = nullptr,
-                        .master = m.random(n, master, 1, 1, "master"),
-                        .m = m.random(n, adam, 2, 1, "m"),
-                        .v = m.output(n, adam, "v"),
-                        .grad = m.random(n, t, 3),
-                        .grad_scale = m.values<float>({0.5f}),
-                        .n = n,
-                        .segment_end = m.values<int64_t>({n / 2, n}),
-                        .decays = m.values<uint8_t>({1, 0, 0, 0}),
-                        .segments = 2,
-                        .lr = 1e-3f,
-                        .beta1 = 0.9f,
-                        .beta2 = 0.95f,
-                        .eps = 1e-8f,
-                        .weight_decay = 0.1f,
-                        .step = 5,
-                        .param_dtype = t,
-                        .grad_dtype = t,
-                        .master_dtype = master,
-                        .adam_dtype = adam};
-                a.param = separate ? m.output(n, t, "param") : a.master;
+            b.measure({.op = name, .tolerance = tolerance, .check = n <= (64 << 20)}, adamw, [=](bench::Memory& m) {
+                AdamW a{};
+                a.param = nullptr, a.master = m.inout("master", n, master, 1), a.m = m.inout("m", n, adam, 2);
+                a.param = master == t ? a.master : m.out("param", n, t);
+                a.v = m.out("v", n, adam);
                 m.stream().zero(a.v, size_of(adam) * n);
-                return [a](Stream& s) { adamw(s, a); };
+                a.grad = m.in(n, t, 3), a.grad_scale = m.values<float>({0.5f}), a.n = n;
+                a.segment_end = m.values<int64_t>({n / 2, n}), a.decays = m.values<uint8_t>({1, 0}), a.segments = 2;
+                a.lr = 1e-3f, a.beta1 = 0.9f, a.beta2 = 0.95f, a.eps = 1e-8f, a.weight_decay = 0.1f, a.step = 5;
+                a.param_dtype = a.grad_dtype = t, a.master_dtype = master, a.adam_dtype = adam;
+                return a;
             });
         };
         row("adamw", DType::f32, DType::f32);

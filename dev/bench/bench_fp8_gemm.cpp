@@ -18,11 +18,11 @@ int main(int argc, char** argv) {
         if (!missing.empty()) return (void)std::printf("%s\n", missing.c_str());
         b.measure({"fp8 y = x W^T, codes", bench::joined(shape), 0, flops, 0, check}, [=](bench::Memory& m) {
             const auto codes = [&](int64_t rows, uint64_t seed, const Fp8Scale*& scale) {
-                uint8_t* y = m.output<uint8_t>(rows * K / 4, DType::f32, "");
+                uint8_t* y = m.out("", rows * K / 4, DType::f32);
                 Fp8Scale* s = m.values(std::vector<Fp8Scale>{Fp8Scale{1, std::bit_cast<uint32_t>(6.0f), {0, 0}}});
                 quantise(m.stream(), {.y = y,
                                       .scale = s,
-                                      .x = m.random(rows * K, DType::bf16, seed),
+                                      .x = m.in(rows * K, DType::bf16, seed),
                                       .rows = rows,
                                       .columns = K,
                                       .type = Fp8::e4m3,
@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
             };
             Fp8Gemm g{};
             g.a = codes(M, 1, g.a_scale), g.b = codes(N, 2, g.b_scale);
-            g.c = m.output(M * N, DType::bf16, "c");
+            g.c = m.out("c", M * N, DType::bf16);
             g.M = M, g.N = N, g.K = K, g.c_dtype = DType::bf16, g.fast_accumulation = true;
             return [g](Stream& s) { fp8_gemm(s, g); };
         });
@@ -50,11 +50,11 @@ int main(int argc, char** argv) {
                      0, flops, 0x1p-7, check},
                     [=](bench::Memory& m) {
                         auto layer = std::make_shared<Fp8Linear>(m.device(), recipe, std::max({M * N, M * K, N * K}));
-                        const void* x = m.random(M * K, DType::bf16, 1);
-                        const void* w = m.random(N * K, DType::bf16, 2);
-                        const void* dy = m.random(M * N, DType::bf16, 3);
+                        const void* x = m.in(M * K, DType::bf16, 1);
+                        const void* w = m.in(N * K, DType::bf16, 2);
+                        const void* dy = m.in(M * N, DType::bf16, 3);
                         const DType t = DType::bf16;
-                        void* out = m.random((which == 0 ? M * N : which == 1 ? M * K : N * K), t, 4, 1, "out");
+                        void* out = m.inout("out", (which == 0 ? M * N : which == 1 ? M * K : N * K), t, 4);
                         return [=](Stream& s) {
                             if (which == 0) layer->forward(s, out, x, w, M, K, N, t, t);
                             if (which == 1) layer->backward_input(s, out, dy, w, M, K, N, t, t);

@@ -20,17 +20,12 @@ int main(int argc, char** argv) {
         const int64_t M = shape[0], N = shape[1], K = shape[2];
         const DType t = b.dtype();
         const double flops = 2.0 * double(M) * double(N) * double(K);
-        const auto measure = [&](const char* name, const Gemm& g, bool biased = false) {
-            const DType c_dtype = g.c_dtype;
+        const auto measure = [&](const char* name, const ops::GemmCase& g) {
             const bool check = flops < 2e11;  // the reference takes its time
             // fp32 sums of K products in another order, beside the rounding of C
-            const double tolerance = c_dtype == DType::f32 ? 0x1p-16 : 0;
+            const double tolerance = g.c_dtype == DType::f32 ? 0x1p-16 : 0;
             const bench::Op op = [=](bench::Memory& m) {
-                Gemm a = g;
-                a.a = m.random(g.M * g.K, t, 1);
-                a.b = m.random(g.K * g.N, t, 2);
-                a.c = m.random(g.M * g.N, c_dtype, 3, 1, "c");
-                if (biased) a.bias = m.random(g.N, c_dtype, 4);
+                const Gemm a = g.args(m);
                 // The library is checked against our loops.
                 const bool plain = own || (check && !m.device().is_cuda() && simd_level() == SimdLevel::baseline);
                 return [a, plain](Stream& s) {
@@ -49,15 +44,12 @@ int main(int argc, char** argv) {
             b.measure({std::string(name) + ", first choice", bench::joined(shape), 0, flops, tolerance, check}, op);
             tuning = asked;
         };
-        Gemm y{}, dx{}, dw{};
-        y.M = M, y.N = N, y.K = K, y.trans_b = true;
-        dx.M = M, dx.N = K, dx.K = N;
-        dw.M = N, dw.N = K, dw.K = M, dw.trans_a = true, dw.beta = 1;
-        y.dtype = y.c_dtype = dx.dtype = dx.c_dtype = dw.dtype = t;
-        if (!grad.empty()) dw.c_dtype = parse_dtype("--grad-dtype", grad);
+        const DType grad_dtype = grad.empty() ? t : parse_dtype("--grad-dtype", grad);
+        ops::GemmCase y{M, N, K, false, true, 1, 0, t, t};
         measure("y = x W^T", y);
-        measure("y = x W^T + b", y, true);
-        measure("dx = dy W", dx);
-        measure("dW += dy^T x", dw);
+        y.biased = true;
+        measure("y = x W^T + b", y);
+        measure("dx = dy W", {M, K, N, false, false, 1, 0, t, t});
+        measure("dW += dy^T x", {N, K, M, true, false, 1, 1, t, grad_dtype});
     });
 }

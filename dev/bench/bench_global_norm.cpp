@@ -8,62 +8,51 @@
 #include "kernels/loss_scale.h"
 #include "kernels/statistics.h"
 
+using rz::ops::Tensors;
+
 static void measure_scalars(rz::bench::Bench& b) {
     using namespace rz;
-    b.measure({"bias_correction", "2", 28}, [](bench::Memory& m) {
-        const BiasCorrection a{.updates = m.values(std::vector<int64_t>{100}),
-                               .correction = m.output<double>(4, DType::f32, "correction, as words"),
-                               .grad_scale = m.values(std::vector<float>{0.5f}),
-                               .beta1 = 0.9,
-                               .beta2 = 0.95};
-        return [a](Stream& s) { bias_correction(s, a); };
+    b.measure({"bias_correction", "2", 28}, bias_correction, [](Tensors& m) {
+        return BiasCorrection{.updates = m.values(std::vector<int64_t>{100}),
+                              .correction = m.out("correction, as words", 4, DType::f32),
+                              .grad_scale = m.values(std::vector<float>{0.5f}),
+                              .beta1 = 0.9,
+                              .beta2 = 0.95};
     });
-    b.measure({"loss_scale_update", "1", 36}, [](bench::Memory& m) {
+    b.measure({"loss_scale_update", "1", 36}, loss_scale_update, [](Tensors& m) {
         // good falls to 0 and scale doubles; all four are compared as words
-        LossScaleState* state = static_cast<LossScaleState*>(m.output(4, DType::f32, "state"));
+        LossScaleState* state = m.out("state", 4, DType::f32);
         m.stream().copy(state, m.values(std::vector<LossScaleState>{{1024, 1.0f / 1024, 999, 2}}), sizeof *state);
-        const LossScaleUpdate a{.state = state,
-                                .grad_scale = m.values(std::vector<float>{0.5f}),
-                                .window = 1000,
-                                .hysteresis = 2,
-                                .least = 1,
-                                .most = 65536};
-        return [a](Stream& s) { loss_scale_update(s, a); };
+        LossScaleUpdate a{};
+        a.state = state, a.grad_scale = m.values(std::vector<float>{0.5f}), a.window = 1000;
+        a.hysteresis = 2, a.least = 1, a.most = 65536;
+        return a;
     });
 }
 
+// Sums in double are not compared: the kernels' own tests do that.
 static void measure_statistics(rz::bench::Bench& b, int64_t n) {
     using namespace rz;
     const DType t = b.dtype();
-    // Sums in double are not compared: the kernels' own tests do that.
     for (const bool difference : {false, true})
-        b.measure({difference ? "segment_squares, minus" : "segment_squares", bench::joined({n}),
-                   (difference ? 2 : 1) * double(n * size_of(t)), 0, 0, /*check=*/false},
-                  [=](bench::Memory& m) {
+        b.measure({.op = difference ? "segment_squares, minus" : "segment_squares", .check = false}, segment_squares,
+                  [=](Tensors& m) {
                       const int64_t segments = 64;
                       std::vector<int64_t> bounds;
                       for (int64_t i = 0; i <= segments; ++i) bounds.push_back(n * i / segments);
-                      const SegmentSquares a{.sums = m.values(std::vector<double>(size_t(segments))),
-                                             .x = m.random(n, t, 1),
-                                             .minus = difference ? m.random(n, t, 2) : nullptr,
-                                             .bounds = m.values(bounds),
-                                             .segments = segments,
-                                             .first = 0,
-                                             .n = n,
-                                             .dtype = t};
-                      return [a](Stream& s) { segment_squares(s, a); };
+                      SegmentSquares a{};
+                      a.sums = m.values(std::vector<double>(size_t(segments))), a.x = m.in(n, t, 1);
+                      if (difference) a.minus = m.in(n, t, 2);
+                      a.bounds = m.values(bounds), a.segments = segments, a.first = 0, a.n = n, a.dtype = t;
+                      return a;
                   });
     const int64_t rows = std::max<int64_t>(1, n / 1024);
-    b.measure({"block_statistics", bench::joined({rows}), double(rows * 17 * 4)}, [=](bench::Memory& m) {
-        const BlockStatistics a{.squares = m.values(std::vector<double>{0}),
-                                .largest = m.random<float>(1, DType::f32, 1, 1, "largest"),
-                                .rstd = m.random<float>(rows, DType::f32, 2),
-                                .lse = m.random<float>(rows * 16, DType::f32, 3, 8),
-                                .rows = rows,
-                                .count = rows * 16,
-                                .eps = 1e-5f,
-                                .sharpness = 1};
-        return [a](Stream& s) { block_statistics(s, a); };
+    b.measure({"block_statistics", bench::joined({rows})}, block_statistics, [=](Tensors& m) {
+        BlockStatistics a{};
+        a.squares = m.values(std::vector<double>{0}), a.largest = m.inout("largest", 1, DType::f32, 1),
+        a.rstd = m.in(rows, DType::f32, 2), a.lse = m.in(rows * 16, DType::f32, 3, 8);
+        a.rows = rows, a.count = rows * 16, a.eps = 1e-5f, a.sharpness = 1;
+        return a;
     });
 }
 
@@ -73,18 +62,11 @@ int main(int argc, char** argv) {
     return bench.run(argc, argv, [](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t n = shape[0], block = 65536, blocks = ceil_div(n, block);
         const DType t = b.dtype();
-        b.measure({"sum_squares", bench::joined(shape), double(n * size_of(t))}, [&](bench::Memory& m) {
-            const SumSquares a{.partial = static_cast<double*>(m.scratch(8 * blocks)),
-                               .x = m.random(n, t, 1),
-                               .n = n,
-                               .block = block,
-                               .dtype = t};
-            const ClipScale clip{.norm = m.output<float>(1, DType::f32, "norm"),
-                                 .scale = m.output<float>(1, DType::f32, "scale"),
-                                 .partial = a.partial,
-                                 .count = blocks,
-                                 .average = 1,
-                                 .max_norm = 1};
+        b.measure({.op = "sum_squares", .bytes = double(n * size_of(t))}, [=](bench::Memory& m) {
+            const SumSquares a{m.scratch(8 * blocks), m.in(n, t, 1), n, block, t};
+            ClipScale clip{};
+            clip.norm = m.out("norm", 1, DType::f32), clip.scale = m.out("scale", 1, DType::f32);
+            clip.partial = a.partial, clip.count = blocks, clip.average = 1, clip.max_norm = 1;
             return [a, clip](Stream& s) {
                 sum_squares(s, a);
                 clip_scale(s, clip);
