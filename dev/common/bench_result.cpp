@@ -1,4 +1,4 @@
-#include "llama/report/bench_result.h"
+#include "dev/common/bench_result.h"
 
 #include <algorithm>
 #include <cmath>

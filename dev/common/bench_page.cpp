@@ -5,7 +5,7 @@
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/memory.h"
-#include "llama/report/bench_result.h"
+#include "dev/common/bench_result.h"
 #include "llama/report/html.h"
 
 namespace rz {

@@ -1,4 +1,4 @@
-#include "llama/report/run_record.h"
+#include "dev/common/run_record.h"
 
 #include <algorithm>
 #include <cmath>
@@ -284,12 +284,6 @@ std::string compare_runs(const std::vector<RunRecord>& runs) {
     add_texts(page, runs);
     page.data("runs", summary_json(runs));
     return page.html();
-}
-
-void write_run_settings(const std::string& folder, const std::map<std::string, std::string>& settings) {
-    OrderedJson json = OrderedJson::object();
-    for (const auto& [key, value] : settings) json[key] = replace_invalid_utf8(value);
-    write_file_atomically(folder + "/run.json", json.dump(1) + "\n");
 }
 
 }  // namespace rz

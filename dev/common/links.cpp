@@ -1,4 +1,4 @@
-#include "comm/links.h"
+#include "dev/common/links.h"
 
 #include <algorithm>
 #include <cstring>

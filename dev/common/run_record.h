@@ -35,7 +35,4 @@ std::vector<RunRecord> read_runs(const std::vector<std::string>& folders);
 // One page: a table of results, curves of all runs against the step and the tokens, what they differ in, samples.
 std::string compare_runs(const std::vector<RunRecord>&);
 
-// run.json of a run's folder: how it was asked for and what it runs on, for compare_runs(). `settings` by name.
-void write_run_settings(const std::string& folder, const std::map<std::string, std::string>& settings);
-
 }  // namespace rz
