@@ -486,6 +486,10 @@ __global__ void __launch_bounds__(kThreads, 1)
 bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
     if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+bool attention_has_wgmma() {
+    return compiled_for_sm90a(kernel<attention_backward_kv_wgmma_kernel<__nv_bfloat16, 128, true, true>>.address());
+}
+
     bool done = false;
     with_mma_shape(s, [&]<class T, int D>() {
         const auto& kv_kernel = kernel<attention_backward_kv_wgmma_kernel<T, D, false, true>>;

@@ -1,7 +1,9 @@
 // Attention's ops: what they refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_kept.h"
 #include "kernels/checks.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 
 namespace rz {
@@ -25,24 +27,39 @@ static bool keeps_scores(const AttentionShape& s, int capability) {
     return capability / 10 == 9 && s.D == 128 && s.dtype != DType::f32;
 }
 
+constexpr int64_t kMostKept = int64_t(260) << 20;
+
 int64_t attention_kept_bytes(const AttentionShape& s, int capability) {
-    constexpr int64_t kMost = int64_t(260) << 20, kFewestTiles = 200;
+    constexpr int64_t kFewestTiles = 200;
     if (!keeps_scores(s, capability) || s.B == 0 || s.Tq == 0 || s.Tk == 0) return 0;
-    const int64_t all = s.B * s.K, heads = kept_key_heads(s, kMost);
+    const int64_t all = s.B * s.K, heads = kept_key_heads(s, kMostKept);
     if (heads == 0) return 0;
     const int64_t fewest = all / ceil_div(all, heads);
     if (heads < all && fewest * ceil_div(s.Tk, int64_t(128)) < kFewestTiles) return 0;
     return heads * kept_bytes_of_key_head(s);
 }
 
+int64_t attention_kept_bytes(const AttentionShape& s, Device device) {
+    const int capability = compute_capability(device);
+#ifdef RZ_CUDA
+    if (device.is_cuda() && keeps_scores(s, capability) && !attention_has_wgmma()) return 0;
+#endif
+    return attention_kept_bytes(s, capability);
+}
+
 std::string attention_products(const AttentionShape& s, int capability, int64_t kept) {
     if (!keeps_scores(s, capability)) return "";
-    const int64_t heads = kept_key_heads(s, kept);
+    const int64_t heads = kept_key_heads(s, kept), all = s.B * s.K, fit = kept_key_heads(s, kMostKept);
     if (heads > 0)
         return format("five products, the score gradients of %lld of %lld key heads at a time in %s", (long long)heads,
-                      (long long)(s.B * s.K), human_bytes(kept).c_str());
-    return format("seven products; the score gradients of a key head would take %s",
-                  human_bytes(kept_bytes_of_key_head(s)).c_str());
+                      (long long)all, human_bytes(kept).c_str());
+    if (fit == 0)
+        return format("seven products; the score gradients of a key head would take %s",
+                      human_bytes(kept_bytes_of_key_head(s)).c_str());
+    if (attention_kept_bytes(s, capability) == 0)
+        return format("seven products; the score gradients of %lld of %lld key heads fit, too little work at a time",
+                      (long long)fit, (long long)all);
+    return "seven products; chunks of sequences keep no score gradients";
 }
 
 static void check_shape(const char* op, const AttentionShape& s) {
