@@ -86,6 +86,21 @@ static void check_shape(const char* op, const AttentionShape& s) {
     check_stride("o_row", s.o_row, s.H);
 }
 
+// Queries and keys are the same rows, packed.
+static void check_back(const char* op, const AttentionBackward& a) {
+    const AttentionShape& s = a.shape;
+    const Rope& r = a.back;
+    const auto part = [&](int64_t head) { return static_cast<const char*>(a.dq) + head * s.D * size_of(s.dtype); };
+    const bool packed = s.Tq == s.Tk && s.offset() == 0 && s.q_row == s.kv_row && s.q_batch == s.Tq * s.q_row &&
+                        s.kv_batch == s.q_batch && a.dk == part(s.H) && a.dv == part(s.H + s.K) && !a.sum_dkv;
+    const bool same = r.x == a.dq && r.inverse && r.N == s.B * s.Tq && r.T == s.Tq && r.heads == s.H + s.K &&
+                      r.D == s.D && r.row_stride == s.q_row && r.dtype == s.dtype;
+    require(packed && same, "%s: `back` must rotate back dq and dk of packed rows of dq, dk and dv", op);
+    require(!r.amax || s.q_row == (s.H + 2 * s.K) * s.D, "%s: with amax, rows hold dq, dk and dv alone", op);
+    check_pointer(op, "cos_table", r.cos_table, 4);
+    check_pointer(op, "sin_table", r.sin_table, 4);
+}
+
 static BesideCommunication beside_of(const Stream& stream) {
     RankContext& context = stream.context();
     BesideCommunication beside = context.beside;
@@ -139,6 +154,7 @@ void attention_backward(Stream& stream, const AttentionBackward& a) {
     check_pointer(op, "lse", a.lse, 4);
     check_pointer(op, "workspace", a.workspace, 256);
     if (a.kept != nullptr) check_pointer(op, "kept", a.kept, 256);
+    if (a.back.x != nullptr) check_back(op, a);
     AttentionBackward call = a;
     call.beside = beside_of(stream);
     stream.run(call, attention_backward_cpu, RZ_CUDA_OP(attention_backward_cuda));
