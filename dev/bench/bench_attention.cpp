@@ -8,7 +8,6 @@
 #include "kernels/attention/attention_kept.h"
 #include "kernels/attention/attention_largest.h"
 #include "kernels/attention/attention_merge.h"
-#include "kernels/runtime/capability.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -81,7 +80,7 @@ int main(int argc, char** argv) {
                                           f.lse,
                                           m.scratch(attention_backward_workspace(s)),
                                           s};
-                      a.kept_bytes = attention_kept_bytes(s, compute_capability(m.stream().device()));
+                      a.kept_bytes = attention_kept_bytes(s, m.stream().device());
                       if (a.kept_bytes > 0) a.kept = m.scratch(a.kept_bytes);
                       return [a](Stream& stream) { attention_backward(stream, a); };
                   });
