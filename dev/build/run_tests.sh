@@ -111,9 +111,9 @@ for section in $sections; do
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
       run stability test/program/test_stability.sh ./train_llama
-      run pipeline test/program/test_pipeline.sh ./train_llama
-      run pipeline-run test/program/test_pipeline_run.sh ./train_llama
-      run documents test/program/test_documents.sh ./train_llama
+      run pipeline test/program/test_pipeline.py ./train_llama
+      run pipeline-run test/program/test_pipeline_run.py ./train_llama
+      run documents test/program/test_documents.py ./train_llama
       run faults test/program/test_faults.sh ./train_llama --quick
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick --timeout 120 ;;
     simt)
@@ -143,19 +143,19 @@ for section in $sections; do
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.sh ./train_llama
-      run muon test/program/test_muon.sh ./train_llama
+      run muon test/program/test_muon.py ./train_llama
       run tensor test/program/test_tensor.sh ./train_llama
-      run context test/program/test_context.sh ./train_llama
-      run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
-      run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
+      run context test/program/test_context.py ./train_llama
+      run pipeline-schedules test/program/test_pipeline.py ./train_llama --schedules
+      run pipeline-faults test/program/test_pipeline.py ./train_llama --faults
       run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
       run hostile-whole test/faults/hostile.py ./train_llama
       run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so" --quick
       run cuda-headers dev/build/cuda_headers.sh
       run exercise test/program/test_exercise.sh "$obj"
       if [ -x ./train_llama_simt ]; then
-        run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
-        run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt
+        run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
+        run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
         run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
         run sm75 test/ptx/run.sh "$build/ptx" sm75
       else

@@ -123,7 +123,7 @@ PIPELINES = [
         FEEDER,
         "i < held",
         "i < 1",
-        ["test/program/test_pipeline.sh"],
+        ["test/program/test_pipeline.py"],
     ),
     (
         "slots are never given back",
@@ -145,7 +145,7 @@ PIPELINES = [
         TRAINER,
         "mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader()",
         "mesh->world(), mesh->place(Axis::cp), mesh->is_first_reader()",
-        ["test/program/test_pipeline.sh"],
+        ["test/program/test_pipeline.py"],
     ),
     (
         "parameters are gathered for each use under --pp-gather step",
@@ -166,7 +166,7 @@ PIPELINES = [
         EXECUTOR,
         'return "tensor " + std::to_string(made_by) + (up ? "F" : "I") + std::to_string(micro_batch);',
         'return "tensor";',
-        ["test/program/test_pipeline.sh"],
+        ["test/program/test_pipeline.py"],
     ),
     (
         "DualPipe's copies are not added",
