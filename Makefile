@@ -261,7 +261,7 @@ full-build:
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama $(FAULT_SHIM)
-	test/program/test_faults.sh ./train_llama
+	test/program/test_faults.py ./train_llama
 # One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.
 test-layouts: train_llama
 	test/program/test_layouts.py ./train_llama

@@ -114,7 +114,7 @@ for section in $sections; do
       run pipeline test/program/test_pipeline.py ./train_llama
       run pipeline-run test/program/test_pipeline_run.py ./train_llama
       run documents test/program/test_documents.py ./train_llama
-      run faults test/program/test_faults.sh ./train_llama --quick
+      run faults test/program/test_faults.py ./train_llama --quick
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick --timeout 120 ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
@@ -163,7 +163,7 @@ for section in $sections; do
       fi
       run wandb test/program/test_wandb.sh ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
-      run faults-whole test/program/test_faults.sh ./train_llama ;;
+      run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
   esac

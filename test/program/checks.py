@@ -72,7 +72,7 @@ def run_case(name, functions):
         for function in functions:
             function()
     except Exception:
-        check("ends", False, traceback.format_exc() + last)
+        check("ends", False, last + traceback.format_exc())
     print(f"case {name:24} {passed + failed - before:3} checks, {time.monotonic() - began:3.0f} s", flush=True)
     prefix = ""
 
