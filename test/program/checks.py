@@ -280,7 +280,7 @@ class Table:
     def row(self, line):
         command, *words = (part.strip() for part in re.split(r" \|(?: |$)", line.rstrip()))
         name, ranks, *flags = shlex.split(command)
-        words = [word.partition(" ")[::2] for word in words]
+        words = [word.partition(" ")[::2] for word in words if word]
         given = dict(words)
         if unknown := given.keys() - self.WORDS:
             raise ValueError(f"{line}: no word of a row: {unknown}")
