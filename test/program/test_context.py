@@ -106,7 +106,7 @@ held = [[rank["memory_peak"]["activations"] for rank in load(f"long{cp}/ranks.js
 equal("each rank reports", list(map(len, held)), [1, 2, 4])
 check("  the same activations", len({x for ranks in held for x in ranks}) == 1 and held[0][0] > 0, held)
 
-# What --print-config says 8 ranks send, of which cp 4 is the layout. Each of 2 blocks: 2 x 12 rows of k and v of 16 fp32 each,
+# 8 ranks of cp 4 send what --print-config says. Each of 2 blocks: 2 x 12 rows of k and v of 16 fp32 each,
 # gathered twice, and their gradients, to 3 other ranks.
 EIGHT = "--cp 4 --zero 0 --batch-tokens 192"
 train(f"eight 8 {EIGHT}")
