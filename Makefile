@@ -264,10 +264,10 @@ full-build:
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama $(FAULT_SHIM)
-	test/program/test_faults.sh ./train_llama
+	test/program/test_faults.py ./train_llama
 # One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.
 test-layouts: train_llama
-	test/program/test_layouts.sh ./train_llama
+	test/program/test_layouts.py ./train_llama
 # Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
 test-lm-eval: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
 	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits

@@ -52,9 +52,12 @@ unmeasured() {
 }
 say "public ops that no microbenchmark in dev/bench calls:" "$(unmeasured)"
 test/simt/lint.sh || found=1
-cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_{around,records}.sh | sort -u; }
+cases() {
+  { sed -n 's/^def \([a-z_0-9]*\)():$/\1/p' test/program/faults_*.py
+    sed -n "/^CASES = /,/^\"\"\"/p" test/program/test_faults.py | grep -x '[a-z_0-9]*'; } | sort -u
+}
 rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
-say "cases of test_faults.sh that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
+say "cases of test_faults.py that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
 named() { grep -oE '`[^` ]+(`| )' test/faults/MATRIX.md | tr -d '` ' | sort -u; }
 missing() {
   local name

@@ -291,7 +291,7 @@ stage_program() {
   on_gpu "the program on a GPU against itself on the CPU" || exit 4
   train=$(program train_llama) || exit 3
   [ "$SMALL" = 0 ] || try_s=500
-  try "the program, CPU and GPU" env ON_A_GPU=1 NO_BF16="$([ "$(half)" = bf16 ] || echo 1)" test/program/test_simt_program.sh "$train" "$train"
+  try "the program, CPU and GPU" env ON_A_GPU=1 NO_BF16="$([ "$(half)" = bf16 ] || echo 1)" test/program/test_simt_program.py "$train" "$train"
 }
 
 stage_goldens() {

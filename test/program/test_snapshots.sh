@@ -18,7 +18,6 @@ says() { grep -qE -- "$1" "$work/log"; }
 rc=0
 run() { timeout -s KILL 120 "$@" > "$work/log" 2>&1; rc=$?; return $rc; }
 ends() { [ $rc = "$1" ]; }
-refused() { ! run "$@" && [ $rc = 2 ]; }
 same() {  # same RUN   the weights and rows of the run that nothing happened to
   cmp "$work/undisturbed/final/model.safetensors" "$work/$1/final/model.safetensors" >> "$work/log" 2>&1 &&
     diff <(python3 test/faults/run_rows.py "$work/undisturbed") <(python3 test/faults/run_rows.py "$work/$1") >> "$work/log" 2>&1
@@ -179,10 +178,6 @@ check "  the weights and rows of the undisturbed run" same host
 check "  nothing is left in memory" gone
 
 # ---- refused ----
-check "--snapshot-every where nothing starts again" refused "$program" "${train[@]}" --snapshot-every 3 --out "$work/no"
-check "  says so" says "nothing starts the ranks again"
-check "--max-restarts without --ranks" refused "$program" "${train[@]}" --max-restarts 3 --out "$work/no"
-check "--snapshot-every without a folder" refused "$program" "${train[@]}" --ranks 2 --max-restarts 3 --snapshot-every 3 --out ""
 check "a folder that is not its user's alone" \
   bash -c "! RINGZERO_RESTART=/dev/shm timeout 60 '$program' ${train[*]@Q} --snapshot-every 3 --out '$work/no' > '$work/log' 2>&1"
 check "  says so" says "RINGZERO_RESTART=/dev/shm in the environment: it is no folder of this user alone"
