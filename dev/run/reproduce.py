@@ -18,11 +18,9 @@ import math
 import os
 import random
 import shlex
-import struct
 import subprocess
 import sys
 import time
-from array import array
 
 import study
 from picture import BLUE, ORANGE, Chart, Picture
@@ -37,17 +35,9 @@ PAIRS, KEYS, VALUES = 4, 16, 16
 # ---- data: rows of one length, the loss on their marked tokens only -------------------------------------------------------
 
 
-def write_shard(path, rows):
-    """Rows of (ids, marks) as a shard of llm.c's with a bit for each token: whether it is a target (data_prep/chat.py)."""
-    ids = array("H", (i for row, _ in rows for i in row))
-    marks = [m for _, row in rows for m in row]
-    bits = bytearray(-(-len(marks) // 8))
-    for at, mark in enumerate(marks):
-        bits[at // 8] |= mark << at % 8
-    if sys.byteorder == "big":
-        ids.byteswap()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<4i", 20240520, 1, len(ids), 1).ljust(1024, b"\0") + ids.tobytes() + bytes(bits))
+def write_rows(path, rows):
+    """Rows of (ids, marks): which of the ids are targets."""
+    study.write_shard(path, [i for ids, _ in rows for i in ids], [mark for _, marks in rows for mark in marks])
 
 
 def make_sums(folder, seed):
@@ -55,8 +45,8 @@ def make_sums(folder, seed):
     rows = [((a, b, P, (a + b) % P), (0, 0, 0, 1)) for a in range(P) for b in range(P)]
     random.Random(seed).shuffle(rows)
     cut = int(SHARE * len(rows))
-    write_shard(f"{folder}/train.bin", rows[:cut])
-    write_shard(f"{folder}/val.bin", rows[cut:])
+    write_rows(f"{folder}/train.bin", rows[:cut])
+    write_rows(f"{folder}/val.bin", rows[cut:])
 
 
 def make_recall(folder, seed):
@@ -69,8 +59,8 @@ def make_recall(folder, seed):
         ids = [i for k in keys for i in (k, value[k])] + [i for k in draw.sample(keys, PAIRS) for i in (k, value[k])]
         return ids, [0] * (2 * PAIRS) + [0, 1] * PAIRS
 
-    write_shard(f"{folder}/train.bin", [row() for _ in range(40000)])
-    write_shard(f"{folder}/val.bin", [row() for _ in range(1000)])
+    write_rows(f"{folder}/train.bin", [row() for _ in range(40000)])
+    write_rows(f"{folder}/val.bin", [row() for _ in range(1000)])
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------------

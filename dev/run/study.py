@@ -5,6 +5,7 @@ import concurrent.futures
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import threading
@@ -55,6 +56,15 @@ def prepare(folder, *what):
         subprocess.run(
             [sys.executable, f"{TOP}/data_prep/prepare.py", *what, "--out", folder, "--quiet"], cwd=TOP, check=True
         )
+
+
+def write_shard(path, ids, targets=None):
+    """llm.c's shard of 16-bit ids; ours, with a bit for each token that is a target, if there are `targets` (data_prep/chat.py)."""
+    with open(path, "wb") as f:
+        f.write(struct.pack("<4i", 20240520, 1, len(ids), targets is not None).ljust(1024, b"\0"))
+        f.write(struct.pack(f"<{len(ids)}H", *ids))
+        if targets is not None:
+            f.write(bytes(sum(bool(t) << i for i, t in enumerate(targets[at : at + 8])) for at in range(0, len(targets), 8)))
 
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
