@@ -38,8 +38,6 @@ fresh() {
   mkdir -p "$work/p"
   for op in gemm train $ops; do stand_in bench_$op "$good"; done
 }
-# Compiled once, before anything is timed.
-if [ dev/gpu/gpu_report.cpp -nt "$BUILD/gpu_report" ]; then ${CXX:-g++} -std=c++20 -O1 -o "$BUILD/gpu_report" dev/gpu/gpu_report.cpp || exit 1; fi
 dry() {  # dry ARGUMENTS...
   timeout 120 dev/gpu/gpu_check.sh --dry-run --programs "$work/p" --out "$work/out" "$@" > "$work/log" 2>&1
   rc=$?
@@ -232,7 +230,7 @@ for p, v, t in ('ringzero', 300, 'fp32'), ('pytorch-compile, fp32 parameters', 1
 for last in 3.01 3.02; do
   rows $last > "$work/rows"
   rm -rf "$work/out/report.json"
-  "$BUILD/gpu_report" begin "$work/out" c d now x 0 curves && "$BUILD/gpu_report" stage "$work/out" curves ok 1 "" "$work/rows" && rc=0
+  dev/gpu/gpu_report.py begin "$work/out" c d now x 0 curves && dev/gpu/gpu_report.py stage "$work/out" curves ok 1 "" "$work/rows" && rc=0
   check "curves that end at 3.0 and $last" "('beyond' if $last > 3.015 else 'within') in md.split('## Loss curves')[1].split('asked')[0]"
 done
 check "the ratio is to PyTorch's fastest variant of the same types" '"| 300 | 200 | pytorch-compile, fp32 masters | 1.50 |" in md'
