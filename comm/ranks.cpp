@@ -86,6 +86,7 @@ class SignalsBlocked {
 }
 
 constexpr auto kToRejoin = std::chrono::seconds(5);  // from the first sign of a failure
+constexpr char kGivesUp = 'g', kWaits = 'w';         // what a rank says
 
 class Ranks {
    public:
@@ -226,7 +227,7 @@ class Ranks {
         for (Rank& rank : ranks_) {
             char byte;
             if (rank.pid <= 0 || rank.waits || recv(rank.line, &byte, 1, MSG_DONTWAIT) != 1) continue;
-            rank.waits = true;
+            rank.waits = byte == kWaits;
             begin_gathering(kExitDeadline);
         }
         if (!gathers_) return;
@@ -275,10 +276,13 @@ class Ranks {
 
 }  // namespace
 
+void announce_restart(int starter) {
+    if (send(starter, &kGivesUp, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return;  // it has heard that already
+}
+
 void await_restart(int starter) {
-    const char byte = 'w';
     int64_t epoch = 0;
-    if (send(starter, &byte, 1, MSG_NOSIGNAL) != 1) _exit(kExitError);
+    if (send(starter, &kWaits, 1, MSG_NOSIGNAL) != 1) _exit(kExitError);
     for (size_t got = 0; got < sizeof epoch;) {
         const ssize_t n = recv(starter, reinterpret_cast<char*>(&epoch) + got, sizeof epoch - got, 0);
         if (n < 0 && errno == EINTR) continue;

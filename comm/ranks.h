@@ -17,6 +17,9 @@ class Process;
 // do not say so within five seconds are killed, and the others start.
 std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv);
 
+// A rank that ends its part of the job for another's sake: from here on it has five seconds to come to await_restart().
+void announce_restart(int starter);
+
 // A rank that has given its connections up: tells the process that started it, waits until the others are there or
 // about to be, and finds the new job in its environment. `starter`: Launch's. Ends the program where nobody answers.
 void await_restart(int starter);

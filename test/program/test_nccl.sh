@@ -196,6 +196,32 @@ check "  a fault of a device: exit code 70" test $rc = 70
 SIMT_DEVICES=2 SIMT_NCCL_HANG=1 run "$simt" "${lab[@]}" --timeout 3 --ranks 2 --out "$work/hung"
 check "  a call of NCCL that never returns: exit code 71" test $rc = 71
 
+# A rank dies, or stops: the others abort their communicators and keep their process. The bits of the run that nothing happens to.
+spare=("${toy[@]}" --zero 3 --steps 16 --timeout 8 --ranks 4 --max-restarts 5 --snapshot-every 3)
+survive() {  # survive NAME SIGNAL RANK FLAGS...
+  local name=$1 signal=$2 victim=$3 job
+  shift 3
+  SIMT_DEVICES=4 run "$simt" "${spare[@]}" "$@" --out "$work/undisturbed-$name"
+  : > "$work/log"
+  FAULT="step:*:*:sleep=0.1" SIMT_DEVICES=4 timeout -s KILL 120 "$simt" "${spare[@]}" "$@" --out "$work/$name" > "$work/log" 2>&1 &
+  for _ in $(seq 600); do says '^step +8/' && break; sleep 0.1; done
+  job=$(pgrep -P $!)
+  before=$(ranks_of "$job")
+  kill -"$signal" "$(sed -n "s/^$victim //p" <<< "$before")"
+  for _ in $(seq 600); do says '^resumed' && break; sleep 0.1; done
+  after=$(ranks_of "$job")
+  rc=0
+  wait $! || rc=$?
+  check "$name: the run finishes" test $rc = 0
+  check "  from a snapshot" says '^resumed  the snapshot .*step_00000000[69]'
+  check "  the others keep their process" test "$(comm -12 <(echo "$before") <(echo "$after") | wc -l) $(wc -l <<< "$after")" = "3 4"
+  check "  the undisturbed run's weights" cmp "$work/undisturbed-$name/final/model.safetensors" "$work/$name/final/model.safetensors"
+  check "  and rows" diff <(python3 test/faults/run_rows.py "$work/undisturbed-$name") <(python3 test/faults/run_rows.py "$work/$name")
+}
+survive kill-0 KILL 0 --cuda-graphs on
+survive kill-2 KILL 2 --collectives library
+survive stop-3 STOP 3
+
 # The whole job is stopped for longer than the deadline, and continues.
 paused() {
   : > "$work/log"  # an earlier run's steps are not this one's

@@ -49,12 +49,6 @@ check "  the weights and rows of the undisturbed run" same kill
 check "  nothing is left in memory" gone
 
 # ---- survivors keep their process ----
-ranks_of() {  # ranks_of JOB   "rank pid" of each
-  local pid
-  for pid in $(cat /proc/"$1"/task/*/children 2> /dev/null); do
-    echo "$(tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | sed -n 's/^RINGZERO_RANK=//p') $pid"
-  done | sort
-}
 in_place() {  # in_place OUT SIGNAL RANK   the rank gets a signal in the middle; ranks before and after in $before and $after
   FAULT="step:*:*:sleep=0.1" "$program" "${train[@]}" --timeout 4 --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/$1" > "$work/log" 2>&1 &
   job=$!
