@@ -367,7 +367,8 @@ void Process::rejoin() {
     if (own_directory_) std::filesystem::remove_all(run_directory_, error);
     finished_ = true;
     the_process = nullptr;
-    if (gpu_ >= 0) Device{DeviceKind::cuda, gpu_}.free_bytes();  // throws after a fault, which stays with the process
+    // Throws after a fault, which stays with the process: this rank ends, and starts anew.
+    if (gpu_ >= 0) Stream(Device{DeviceKind::cuda, gpu_}, "another job").synchronize();
     await_restart(starter_);
 }
 
