@@ -347,8 +347,7 @@ bool Process::gives_up() {
         } catch (const Error&) {  // it has gone
         }
     if (!net_->given_up()) return false;
-    context_.given_up = true;
-    announce_restart(starter_);
+    if (!context_.given_up.exchange(true)) announce_restart(starter_);
     return true;
 }
 

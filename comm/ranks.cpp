@@ -86,7 +86,7 @@ class SignalsBlocked {
     _exit(kExitError);
 }
 
-constexpr auto kToRejoin = std::chrono::seconds(5);  // from the first sign of a failure
+constexpr auto kToRejoin = std::chrono::seconds(5);  // from the last sign of a rank: each gives two
 constexpr char kGivesUp = 'g', kWaits = 'w';         // what a rank says
 
 class Ranks {
@@ -247,6 +247,7 @@ class Ranks {
             if (rank.pid <= 0 || rank.waits || recv(rank.line, &byte, 1, MSG_DONTWAIT) != 1) continue;
             rank.waits = byte == kWaits;
             begin_gathering(kExitDeadline);
+            gather_until_ = Clock::now() + kToRejoin;  // on a busy machine ranks come one after the other
         }
         if (!gathers_) return;
         if (asked_to_stop_) return end(code_, {});
