@@ -458,7 +458,7 @@ class SnapshotRound(Round):
         log_path = soak.work / f"round{self.number}.log"
         with open(log_path, "wb") as log:
             job = self.launch(self.command_with(layout, starter), {"FAULT": "step:*:*:sleep=0.05"}, log)
-            kind = ""
+            kind, struck = "", 0.0
             for _ in range(self.MOST):
                 # Some steps later, and at any moment of one.
                 text = log_path.read_bytes()

@@ -37,7 +37,7 @@ struct Incoming {
 // next is on its way.
 class Courier {
    public:
-    explicit Courier(Process& process);  // collective
+    explicit Courier(Process& process);  // collective; a group of all ranks
     ~Courier();
     // Every member calls it; what is sent is what is expected. What is wrong with one piece shows when all have moved.
     void move(std::vector<Outgoing> out, std::vector<Incoming> in);

@@ -1,6 +1,6 @@
 #pragma once
-// What hosts tell each other of snapshots (neighbours.h). Whatever stands in a text of another host: it is refused by an
-// Error, or it names files of the snapshot's folder, of lengths that can be.
+// Texts that hosts send each other about snapshots (neighbours.h). Any text of another host is refused by an Error, or
+// it names files of the snapshot's folder, of lengths that can be.
 
 #include <cstdint>
 #include <map>
@@ -28,7 +28,7 @@ using Snapshot = std::pair<int64_t, std::string>;  // step and id: those of one 
 std::string snapshots_here(const CheckpointStore&);
 std::map<Snapshot, FoundSnapshot> snapshots_in(const std::vector<std::string>& texts, const std::vector<int>& makers);
 
-// What a host needs of a snapshot before slices come: its small files, and sizes and headers of the others.
+// Needed on a host before slices of a snapshot come: its small files, and sizes and headers of the others.
 std::string skeleton_of(const std::string& folder);
 void make_skeleton(const std::string& text, const std::string& folder);
 

@@ -1,4 +1,4 @@
-// What another host says of snapshots, changed: refused, or of the snapshot's folder and of lengths that can be.
+// Texts of another host about snapshots, changed: refused, or of the snapshot's folder and of lengths that can be.
 
 #include <gtest/gtest.h>
 #include <unistd.h>

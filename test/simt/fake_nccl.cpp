@@ -472,7 +472,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     delete c;
     return ncclSuccess;
 }
-// What is under way ends where it is and is no error of its stream, which goes on; then memory goes.
+// Work that is under way ends where it is and is no error of its stream, which goes on; then memory goes.
 ncclResult_t ncclCommAbort(ncclComm_t c) {
     c->aborted = true;  // queued operations still name it
     c->windows->abandon();
