@@ -140,7 +140,7 @@ for section in $sections; do
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
-      run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 3 --steps 30
+      run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --wide --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.py ./train_llama
       run muon test/program/test_muon.py ./train_llama

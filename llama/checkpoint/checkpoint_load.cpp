@@ -241,6 +241,17 @@ std::string first_problem(Process& process, const std::string& own) {
     return "";
 }
 
+void on_all(Process& process, const std::function<void()>& body) {
+    std::string problem;
+    try {
+        body();
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    const std::string text = first_problem(process, problem);
+    require(text.empty(), "%s", text.c_str());
+}
+
 // First tensor that is not the manifest's, among the parts that were read, each with where its hashes begin in `sums`.
 static std::string changed_tensor(const std::string& folder, const Manifest& manifest, const ParamTable& table,
                                   const std::vector<std::pair<StatePart, uint64_t>>& order,

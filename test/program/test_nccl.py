@@ -5,11 +5,14 @@ for longer than the deadline, a disk that is slower than it. And ranks without M
     test/program/test_nccl.py ./train_llama_simt
 """
 
+import os
+import pathlib
+import signal
 import subprocess
 import time
 
 from checks import Run, Table, arguments, check, cut, edit, end, equal, expect, has_mpi, load, no_memory_left, run, skip
-from checks import text_data, work
+from checks import same_weights, text_data, work
 
 SIMT = arguments[0]
 if not has_mpi(SIMT):
@@ -170,6 +173,45 @@ simt(f"""
     slow      2 {DISK} | fault checkpoint.made:0:1:sleep=5
     stuck     2 {DISK} --disk-timeout 4 | fault checkpoint.made:0:1:sleep=60 | code 71
 """)
+
+def ranks_of(job):
+    """The processes of a job's ranks."""
+    found = {}
+    for pid in subprocess.run(["pgrep", "-P", str(job)], capture_output=True, text=True).stdout.split():
+        try:
+            variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        except OSError:
+            continue  # it has ended
+        found.update((int(v.split(b"=")[1]), int(pid)) for v in variables if v.startswith(b"RINGZERO_RANK="))
+    return found
+
+
+def survive(name, number, victim, flags):
+    """A rank dies, or stops: the others abort their communicators and keep their process. The bits of the run that nothing happens to."""
+    flags = f"--device cuda --zero 3 --steps 16 --timeout 8 --ranks 4 --max-restarts 5 --snapshot-every 3 {flags}"
+    env = {"SIMT_DEVICES": 4}
+    run([SIMT], TOY, flags, "--out", work / f"undisturbed_{name}", env=env)
+    job = Run([SIMT], TOY, flags, "--out", work / name, fault="step:*:*:sleep=0.1", env=env, limit=120)
+    job.until("^step +8/")
+    before = ranks_of(job.pid)
+    os.kill(before[victim], number)
+    job.until("^resumed")
+    after = ranks_of(job.pid)
+    expect(name, job.wait(), says="^resumed  the snapshot ")
+    kept = sorted(rank for rank, pid in after.items() if before[rank] == pid)
+    if name != "windows":  # queued copies find none any more: a fault, which a process keeps
+        equal(f"{name}: the others keep their process", kept, [rank for rank in range(4) if rank != victim])
+    same_weights(name, name, f"undisturbed_{name}")
+    written = [run("test/faults/run_rows.py", work / out).text for out in (name, f"undisturbed_{name}")]
+    equal(f"{name}: the undisturbed run's rows", *written)
+    return job
+
+
+survive("kill_0", signal.SIGKILL, 0, "--cuda-graphs on")
+survive("kill_2", signal.SIGKILL, 2, "--collectives library")
+survive("stop_3", signal.SIGSTOP, 3, "")
+windows = survive("windows", signal.SIGKILL, 1, "--collectives symmetric")
+check("all at once", not windows.says("restart 2 of"), windows.text)
 
 # The whole job is stopped for longer than the deadline, and continues.
 out = work / "paused"
