@@ -1,6 +1,6 @@
 #pragma once
-// A toy LLaMA trained on any layout of ranks, and what came out of it. A test of layouts is a table: one layout, what is
-// promised of others, and of each of them the settings that differ.
+// A toy LLaMA trained on any layout of ranks, and what came out of it. A test of layouts is a table: one layout, what
+// is promised of others, and of each of them the settings that differ.
 //
 //   const Layout one{.steps = 3};
 //   expect_rows({"--tp 2", "--dp 3 --zero 3 --recompute block"}, one, is_close_to(train(one), 3 * one.rate));
