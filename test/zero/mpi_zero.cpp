@@ -8,7 +8,7 @@ namespace {
 
 using namespace layout_runs;
 
-// What this process has of a run.
+// A run, with the results that this process has.
 Outcome train_here(const Layout& how) {
     Mesh mesh(test_process(), {DeviceKind::cpu, 0}, mesh_options(how));
     LayoutRun run(how);
