@@ -76,7 +76,7 @@ check "what is missing is named" '"bench_train is not there" in r["stages"]["tra
 
 fresh
 stand_in bench_rmsnorm "$good; $slow"
-dry --stages ceilings,kernels,training --time-limit 6
+dry --stages ceilings,kernels,training --time-limit 12
 check "the time limit ends a stage, and leaves no time for the next" 'rc == 1 and s == {"ceilings": "ok", "kernels": "timed-out", "training": "not-run"}'
 check "what a slow stage had found is kept" 'sum(x["kind"] == "kernel" for x in rows("kernels")) == 1'
 gone && passed=$((passed + 1)) || { failed=$((failed + 1)); echo "FAILED: a program outlives its stage"; }
