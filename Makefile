@@ -176,7 +176,7 @@ $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
-$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) comm/%.o zero/%.o test/%.o train_llama.o): \
+$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) comm/%.o zero/%.o dev/common/%.o test/%.o train_llama.o): \
     private LEVEL = $(COOL)
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: private LEVEL = -O0
 
@@ -194,6 +194,9 @@ FORCE:
 # ---- tests -----------------------------------------------------------------------------------------------------------
 
 GTEST := -lgtest_main -lgtest
+# Shared by tools and their tests.
+COMMON_SOURCES := $(sort $(wildcard dev/common/*.cpp))
+COMMON_OBJECTS := $(COMMON_SOURCES:%.cpp=$(OBJ)/%.o)
 UNIT_SOURCES   := $(filter-out test/simt/%,$(sort $(wildcard test/*/test_*.cpp)))
 MPI_TESTS      := $(sort $(wildcard test/*/mpi_*.cpp))
 KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
@@ -201,7 +204,7 @@ UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
 
-$(OBJ)/unit_tests: $(UNIT_OBJECTS) $(LIB)
+$(OBJ)/unit_tests: $(UNIT_OBJECTS) $(COMMON_OBJECTS) $(LIB)
 	$(say)
 	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(GTEST) $(FLAVOUR_LIBS)
 $(OBJ)/mpi_tests: $(MPI_OBJECTS) $(LIB)
@@ -224,7 +227,7 @@ TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_
 # Objects that these tests reach; the linker says if more is needed.
 TSAN_SOURCES := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/% plan/% \
   $(addsuffix .cpp,$(addprefix base/,background builtin machine output shell toml) $(addprefix model/,generate presets recipe))) \
-  $(addprefix comm/,crash.cpp layout_text.cpp links.cpp),$(CPP_SOURCES))
+  $(addprefix comm/,crash.cpp layout_text.cpp),$(CPP_SOURCES))
 $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
@@ -261,10 +264,10 @@ full-build:
 test-plan: train_llama train_llama_simt
 	test/program/test_plan.sh ./train_llama ./train_llama_simt
 test-faults: train_llama $(FAULT_SHIM)
-	test/program/test_faults.sh ./train_llama
+	test/program/test_faults.py ./train_llama
 # One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.
 test-layouts: train_llama
-	test/program/test_layouts.sh ./train_llama
+	test/program/test_layouts.py ./train_llama
 # Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
 test-lm-eval: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
 	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits
@@ -320,10 +323,10 @@ test-gpu: $(OBJ)/kernel_tests
 # ---- benchmarks and tools --------------------------------------------------------------------------------------------
 
 # A tool's program is $(OBJ)/dev/NAME, whatever its room.
-DEV_SOURCES := $(sort $(wildcard dev/*/*.cpp))
+DEV_SOURCES := $(sort $(filter-out $(COMMON_SOURCES),$(wildcard dev/*/*.cpp)))
 DEV_TOOLS := $(foreach s,$(DEV_SOURCES),$(OBJ)/dev/$(basename $(notdir $s)))
 define dev_tool
-$(OBJ)/dev/$(basename $(notdir $(1))): $(1:%.cpp=$(OBJ)/%.o) $(LIB)
+$(OBJ)/dev/$(basename $(notdir $(1))): $(1:%.cpp=$(OBJ)/%.o) $(COMMON_OBJECTS) $(LIB)
 	$$(say)
 	$$(Q)$$(CXX) $$(OPENMP) -o $$@ $$^ $$(FLAVOUR_LIBS)
 endef
@@ -388,4 +391,4 @@ help:
 
 .DELETE_ON_ERROR:
 .SECONDARY:
--include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_SOURCES:%.cpp=$(OBJ)/%.d) $(OBJ)/train_llama.d $(shell find $(TSAN) -name '*.d' 2>/dev/null)
+-include $(OBJECTS:.o=.d) $(UNIT_OBJECTS:.o=.d) $(MPI_OBJECTS:.o=.d) $(KERNEL_OBJECTS:.o=.d) $(DEV_SOURCES:%.cpp=$(OBJ)/%.d) $(COMMON_OBJECTS:.o=.d) $(OBJ)/train_llama.d $(shell find $(TSAN) -name '*.d' 2>/dev/null)

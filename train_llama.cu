@@ -153,7 +153,8 @@ int main(int argc, char** argv) {
         if (const auto* study = std::get_if<ScheduleStudy>(&command)) return schedule_command(*study);
         if (const auto* plan = std::get_if<PlanOptions>(&command)) return plan_command(*plan);
         if (options && options->ranks > 1 && !options->print_config)
-            if (const std::optional<int> exit_code = run_ranks(int(options->ranks), options->max_restarts, argv))
+            if (const std::optional<int> exit_code =
+                    run_ranks(int(options->ranks), options->max_restarts, options->timeout, argv))
                 return *exit_code;
         for (;;) {
             Process process(options

@@ -108,10 +108,15 @@ NcclComm::~NcclComm() {
 }
 
 void NcclComm::abort() noexcept {
-    if (!comm_) return;
-    std::lock_guard lock(mutex_);
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (!lock.owns_lock() || !comm_) return;
     ncclCommAbort(comm_);
     comm_ = nullptr;
+}
+
+// With the mutex held.
+void NcclComm::check_open() const {
+    require(comm_, "group %s: its NCCL communicator was aborted", options_.group.c_str());
 }
 
 void NcclComm::poll() {
@@ -169,6 +174,7 @@ NcclComm::Window::Window(NcclComm& comm, int64_t bytes) : comm_(comm) {
             const Alarm alarm(bring_up_s(comm_.options_.watch ? comm_.options_.watch->timeout_s() : 600),
                               "ncclCommWindowRegister" + group, "a member has not come to it", comm_.options_.watch);
             const std::lock_guard lock(comm_.mutex_);
+            comm_.check_open();
             ++comm_.calls_;
             const InCall in_call(comm_, "ncclCommWindowRegister");
             check(ncclCommWindowRegister(comm_.comm_, memory_, all, &window_, NCCL_WIN_COLL_SYMMETRIC),
@@ -188,9 +194,9 @@ NcclComm::Window::~Window() { give_back(); }
 void NcclComm::Window::give_back() noexcept {
     if (cudaSetDevice(comm_.device_.index) != cudaSuccess) return;  // a CUDA fault is on its way out
     cudaDeviceSynchronize();                                        // what is queued may use the window
-    if (window_ && comm_.comm_) {
+    if (window_) {
         const std::lock_guard lock(comm_.mutex_);
-        ncclCommWindowDeregister(comm_.comm_, window_);
+        if (comm_.comm_) ncclCommWindowDeregister(comm_.comm_, window_);
     }
     ncclMemFree(memory_);
 }
@@ -230,6 +236,7 @@ std::string NcclComm::why_no_windows() {
     const Alarm alarm(bring_up_s(options_.watch ? options_.watch->timeout_s() : 600),
                       "ncclDevCommCreate of group " + options_.group, "a member has not come to it", options_.watch);
     const std::lock_guard lock(mutex_);
+    check_open();
     ++calls_;
     const InCall in_call(*this, "ncclDevCommCreate");
     if (const int reached = ncclTeamLsa(comm_).nRanks; reached != size_)
@@ -268,7 +275,7 @@ std::unique_ptr<SharedMemory> NcclComm::window(int64_t) { fail("%s", why_no_wind
 // ---- groups ---------------------------------------------------------------------------------------------------------
 
 NcclComm::Group::Group(NcclComm& comm, Stream& stream) : comm_(comm), stream_(stream.cuda()), lock_(comm.mutex_) {
-    require(comm_.comm_, "group %s: its NCCL communicator was aborted", comm_.options_.group.c_str());
+    comm_.check_open();
     comm_.device_.make_current();
     ++comm_.calls_;
     check(ncclGroupStart(), "ncclGroupStart");

@@ -95,10 +95,12 @@ class NcclComm {
     // The watchdog looks here. Throws DeadlineError where a call has not returned in time, Error where NCCL has
     // failed. Never waits.
     void poll();
-    // The communicator is not to be used any more: its work is aborted on the device.
+    // The communicator is not to be used any more: its work is aborted on the device, and streams go on with what it
+    // left. Nothing while a thread is in a call, which may free what NCCL stands on.
     void abort() noexcept;
 
    private:
+    void check_open() const;
     // The call that a thread is in: written before it, read by the watchdog without a lock.
     struct InCall {
         explicit InCall(NcclComm& comm, const char* name) : comm(comm) { comm.calling_ = name; }

@@ -41,6 +41,7 @@ int gpu_multiprocessors([[maybe_unused]] Device device) {
 
 #include "comm/nccl_comm.h"
 #include "comm/pinned_memory.h"
+#include "kernels/runtime/context.h"
 
 namespace rz {
 
@@ -98,13 +99,13 @@ NcclTransport::NcclTransport(const std::string& id, int rank, std::vector<int> w
       comm_(id, rank, size(), device, {.group = group, .watch = watch, .channels = channels}),
       name_(format("/ringzero-%016zx", std::hash<std::string>()(id))),
       moves_(device, "nccl", true) {
-    if (this->watch()) poll_id_ = this->watch()->add_poll([this] { poll(); });
+    if (this->watch()) poll_id_ = this->watch()->add_poll([this] { poll(); }, [this] { comm_.abort(); });
 }
 
 NcclTransport::~NcclTransport() {
     if (poll_id_) watch()->remove_poll(poll_id_);
     // Unfinished work here means that an error is on its way out: don't wait for peers.
-    bool idle = true;
+    bool idle = !device().context || !device().context->given_up;
     try {
         for (const InFlight& f : in_flight_) idle = idle && f.done.done();
     } catch (const Error&) {  // a CUDA fault, which is on its way out too

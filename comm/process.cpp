@@ -248,13 +248,12 @@ std::shared_ptr<Watch> Process::make_watch(const ProcessOptions& options) {
     watch.disk_timeout_s = options.disk_timeout_s;
     watch.directory = run_directory_;
     watch.on_failure = [this](const std::string& reason) {
-        if (starter_ >= 0) return net_->give_up();
+        if (starter_ >= 0) return net_->give_up(), void(gives_up());
         call_hook(kExitDeadline, watch_ ? reason + watch_->job_report() : reason);
         end_job(kExitDeadline);
     };
     watch.on_fault = [this](const std::string& reason) {
-        if (starter_ >= 0) return net_->give_up();
-        abort(kExitError, reason);
+        if (!gives_up()) abort(kExitError, reason);
     };
     try {
         return std::make_shared<Watch>(watch);
@@ -338,7 +337,25 @@ void Process::finish(int code) {
     clean_up();
 }
 
-bool Process::rejoins() const { return starter_ >= 0 && net_ && net_->given_up(); }
+// True: another rank has gone. From any thread. NCCL may find that before this rank's connection has been gone for long
+// enough.
+bool Process::gives_up() {
+    if (starter_ < 0 || !net_) return false;
+    for (int tenths = 0; gpu_ >= 0 && tenths < 10 && !net_->given_up(); ++tenths) try {
+            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+            net_->check_peers();
+        } catch (const Error&) {  // it has gone
+        }
+    if (!net_->given_up()) return false;
+    if (!context_.given_up.exchange(true)) announce_restart(starter_);
+    return true;
+}
+
+bool Process::rejoins() {
+    if (!gives_up()) return false;
+    watch_->abandon();
+    return true;
+}
 
 void Process::rejoin() {
     on_failure(nullptr);  // what it holds is the next one's
@@ -349,6 +366,8 @@ void Process::rejoin() {
     if (own_directory_) std::filesystem::remove_all(run_directory_, error);
     finished_ = true;
     the_process = nullptr;
+    // Throws after a fault, which stays with the process: this rank ends, and starts anew.
+    if (gpu_ >= 0) Stream(Device{DeviceKind::cuda, gpu_}, "another job").synchronize();
     await_restart(starter_);
 }
 
@@ -465,8 +484,9 @@ Device Process::choose_device(DeviceChoice choice, TransportKind transport, std:
         require_request(kinds[size_t(r)] == kinds[0],
                         "rank 0 runs on %s and rank %d on %s: choose device cpu or cuda for all", kinds[0].c_str(), r,
                         kinds[size_t(r)].c_str());
-    if (device.is_cuda()) starter_ = -1;  // streams may wait in NCCL's kernels, which no exception ends
     if (device.is_cuda() && size_ > 1) share_out_gpus(device, transport, note);
+    if (device.is_cuda() && !uses_nccl(transport, device)) starter_ = -1;  // an error in a host function ends a process
+    if (device.is_cuda() && starter_ >= 0) gpu_ = device.index;
     settle_on_cores(device, note);
     return device;
 }

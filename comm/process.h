@@ -16,8 +16,9 @@
 // rank has no launcher. On the CPU it never ends the program: after an error its run() returns 70, and others' waits
 // throw the reason. On GPUs, one for each rank, they may wait where nothing reaches them: an error ends the program.
 //
-// Ranks of --ranks with --max-restarts on CPUs outlive each other: where one has gone, the waits of the others throw,
-// run() returns kRejoins once all that body() had is destroyed, and the next Process is of the new job.
+// Ranks of --ranks with --max-restarts outlive each other on CPUs and over NCCL: where one has gone, the waits of the
+// others throw, on GPUs once communicators are aborted, run() returns kRejoins when all that body() had is destroyed,
+// and the next Process is of the new job.
 //
 // The control plane's calls block the calling thread, in the same order on all ranks, up to the deadline; they are for
 // small things (agreeing on a decision, gathering a few numbers), not for training data.
@@ -84,7 +85,7 @@ class Process {
     static constexpr int kRejoins = -1;
     int run(const std::function<int()>& body);
     // True: an error is another rank's end, and run() will return kRejoins.
-    bool rejoins() const;
+    bool rejoins();
 
     // `hook` is called with exit code and reason before the job ends for an error or a deadline, on the rank that ends
     // it, from any thread. It must not throw and not wait. nullptr: none.
@@ -159,6 +160,7 @@ class Process {
     void call_hook(int code, const std::string& reason);
     void finish(int code);
     void clean_up();
+    bool gives_up();
     void rejoin();
     void fail_in_process(int code, const std::string& reason);
     void leave_to_root(int code) const;
@@ -179,6 +181,7 @@ class Process {
     std::function<void(int, const std::string&)> failure_hook_;
     std::shared_ptr<Watch> watch_;
     std::unique_ptr<HostTransport> control_;
+    std::atomic<int> gpu_ = -1;  // that NCCL's kernels of this rank are on, where the ranks rejoin
 };
 
 }  // namespace rz

@@ -17,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/deadline.h"
 #include "comm/exit_codes.h"
 #include "comm/launch.h"
 #include "comm/mpi_transport.h"
@@ -85,13 +86,19 @@ class SignalsBlocked {
     _exit(kExitError);
 }
 
-constexpr auto kToRejoin = std::chrono::seconds(5);  // from the first sign of a failure
+constexpr auto kToRejoin = std::chrono::seconds(5);  // from the last sign of a rank: each gives two
+constexpr char kGivesUp = 'g', kWaits = 'w';         // what a rank says
 
 class Ranks {
    public:
     // folder: nullptr where ranks do not start again.
-    Ranks(int n, char** argv, const sigset_t& mask, const RestartFolder* folder, int64_t max_restarts)
-        : ranks_(size_t(n)), argv_(argv), mask_(mask), folder_(folder), max_restarts_(max_restarts) {
+    Ranks(int n, char** argv, const sigset_t& mask, const RestartFolder* folder, int64_t max_restarts, double timeout_s)
+        : ranks_(size_t(n)),
+          argv_(argv),
+          mask_(mask),
+          folder_(folder),
+          max_restarts_(max_restarts),
+          timeout_s_(timeout_s) {
         listening_ = listen_on_loopback(&port_);
         for (int r = 0; r < n; ++r) start(size_t(r));
         if (!folder_) shut(std::exchange(listening_, -1));
@@ -119,6 +126,7 @@ class Ranks {
         pid_t pid = -1;
         int line = -1;       // to it, where ranks start again
         bool waits = false;  // it has given up its connections, and waits for the new job
+        bool stopped = false;
     };
 
     static void shut(int fd) {
@@ -198,7 +206,9 @@ class Ranks {
         for (size_t r = 0; r < ranks_.size(); ++r) {
             int status = 0;
             Rank& rank = ranks_[r];
-            if (rank.pid <= 0 || waitpid(rank.pid, &status, WNOHANG) != rank.pid) continue;
+            if (rank.pid <= 0 || waitpid(rank.pid, &status, WNOHANG | WUNTRACED | WCONTINUED) != rank.pid) continue;
+            rank.stopped = WIFSTOPPED(status);
+            if (rank.stopped || WIFCONTINUED(status)) continue;
             rank.pid = -1, rank.waits = false;
             const bool killed = WIFSIGNALED(status);
             const int code = killed ? WTERMSIG(status) : WEXITSTATUS(status);
@@ -221,13 +231,23 @@ class Ranks {
         code_ = code, gathers_ = true;
         gather_until_ = Clock::now() + kToRejoin;
     }
+    void look_for_a_stopped_job() {
+        const bool moves =
+            std::any_of(ranks_.begin(), ranks_.end(), [](const Rank& r) { return r.pid > 0 && !r.stopped; });
+        if (moves || running() == 0) return stopped_.restart();
+        if (gathers_ || stopped_.look() < timeout_s_) return;
+        std::fprintf(stderr, "train_llama: all ranks have been stopped for %.1f s (the deadline)\n", stopped_.look());
+        begin_gathering(kExitDeadline);
+    }
     // Those that live wait for the new job, or are killed; then the dead start.
     void gather() {
+        look_for_a_stopped_job();
         for (Rank& rank : ranks_) {
             char byte;
             if (rank.pid <= 0 || rank.waits || recv(rank.line, &byte, 1, MSG_DONTWAIT) != 1) continue;
-            rank.waits = true;
+            rank.waits = byte == kWaits;
             begin_gathering(kExitDeadline);
+            gather_until_ = Clock::now() + kToRejoin;  // on a busy machine ranks come one after the other
         }
         if (!gathers_) return;
         if (asked_to_stop_) return end(code_, {});
@@ -266,6 +286,8 @@ class Ranks {
     const sigset_t ours_ = SignalsBlocked::ours();
     const RestartFolder* folder_;
     int64_t max_restarts_, restarts_ = 0;
+    double timeout_s_;
+    WaitClock stopped_;              // since the last rank was
     int port_ = 0, listening_ = -1;  // rank 0's, which may be started again
     const std::string token_ = hex(random_nonce(), 16), path_ = own_path();
     bool ending_ = false, gathers_ = false, asked_to_stop_ = false;
@@ -275,10 +297,13 @@ class Ranks {
 
 }  // namespace
 
+void announce_restart(int starter) {
+    if (send(starter, &kGivesUp, 1, MSG_NOSIGNAL | MSG_DONTWAIT) != 1) return;  // it has heard that already
+}
+
 void await_restart(int starter) {
-    const char byte = 'w';
     int64_t epoch = 0;
-    if (send(starter, &byte, 1, MSG_NOSIGNAL) != 1) _exit(kExitError);
+    if (send(starter, &kWaits, 1, MSG_NOSIGNAL) != 1) _exit(kExitError);
     for (size_t got = 0; got < sizeof epoch;) {
         const ssize_t n = recv(starter, reinterpret_cast<char*>(&epoch) + got, sizeof epoch - got, 0);
         if (n < 0 && errno == EINTR) continue;
@@ -288,7 +313,7 @@ void await_restart(int starter) {
     setenv("RINGZERO_EPOCH", std::to_string(epoch).c_str(), 1);
 }
 
-std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv) {
+std::optional<int> run_ranks(int ranks, int64_t max_restarts, double timeout_s, char** argv) {
     const Launch launch = find_launch(environment, mpi_library());
     if (launch.size > 1) return {};
     require_request(built_with_proofs(),
@@ -299,7 +324,7 @@ std::optional<int> run_ranks(int ranks, int64_t max_restarts, char** argv) {
     const SignalsBlocked blocked;  // until the folder is gone
     std::optional<RestartFolder> folder;
     if (max_restarts > 0) folder.emplace();
-    return Ranks(ranks, argv, blocked.before(), folder ? &*folder : nullptr, max_restarts).wait();
+    return Ranks(ranks, argv, blocked.before(), folder ? &*folder : nullptr, max_restarts, timeout_s).wait();
 }
 
 void check_ranks(int64_t ranks, const Process& process) {

@@ -244,6 +244,8 @@ class TcpWire : public Wire {
     }
     // Whether what a rank has sent to this one has ended; lines on which a message is awaited show it by themselves.
     void look_for_the_dead() {
+        for (auto& [peer, line] : out_)  // others that gave up hear of it before all that this rank has is destroyed
+            if (is_control_ && line.fd && body_.given_up) shutdown(line.fd.get(), SHUT_WR);
         for (auto& [peer, line] : in_) {
             char byte;
             if (!is_control_ || !line.fd || line.is_gone() || !line.queue.empty()) continue;

@@ -431,19 +431,26 @@ void Watch::expired(const std::string& waiting_for) {
         std::fprintf(stderr, "(these reports stand in %s, records for torchfrtrace in %s)\n", failure_path().c_str(),
                      dump_folder().c_str());
     }
-    if (options_.on_failure) options_.on_failure(mine);
+    if (options_.on_failure) options_.on_failure(mine), abandon();
     throw DeadlineError(mine);
 }
 
-int Watch::add_poll(std::function<void()> poll) {
+int Watch::add_poll(std::function<void()> poll, std::function<void()> abandon) {
     std::lock_guard lock(polls_mutex_);
-    polls_.emplace_back(next_poll_, std::move(poll));
+    polls_.push_back({next_poll_, std::move(poll), std::move(abandon)});
     return next_poll_++;
 }
 
 void Watch::remove_poll(int id) {
     std::lock_guard lock(polls_mutex_);
-    std::erase_if(polls_, [id](const auto& entry) { return entry.first == id; });
+    std::erase_if(polls_, [id](const Poll& entry) { return entry.id == id; });
+}
+
+void Watch::abandon() {
+    const std::unique_lock lock(polls_mutex_, std::try_to_lock);
+    if (!lock.owns_lock()) return;
+    for (const Poll& entry : polls_)
+        if (entry.abandon) entry.abandon();
 }
 
 bool Watch::stopping() const {
@@ -472,7 +479,7 @@ void Watch::look_for_stopped() {
 void Watch::run_polls() {
     try {
         std::lock_guard lock(polls_mutex_);
-        for (auto& [id, poll] : polls_) poll();
+        for (const Poll& entry : polls_) entry.poll();
         look_for_stopped();
     } catch (const DeadlineError& error) {
         try {

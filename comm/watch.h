@@ -50,9 +50,11 @@ class Watch {
         double disk_timeout_s = 0;  // of every wait while ranks work with files; less than timeout_s: that
         double grace_s = 1.0;       // how long the first rank that gives up waits for the reports of the others
         std::string directory;      // "": pages are private, and expired() only throws
-        // Ends the job; called once the reports are written. If it is empty or returns, DeadlineError is thrown.
+        // Ends the job; called once the reports are written. If it is empty or returns, abandon() follows, and
+        // DeadlineError is thrown.
         std::function<void(const std::string& reason)> on_failure;
-        // Ends the job for what a poll has thrown that is no DeadlineError: a fault of CUDA or NCCL.
+        // Ends the job for what a poll has thrown that is no DeadlineError: a fault of CUDA or NCCL. If it returns,
+        // abandon() follows.
         std::function<void(const std::string& reason)> on_fault;
     };
 
@@ -99,7 +101,7 @@ class Watch {
     // Ends the job for an error that nobody is there to catch (a CUDA host function's); returns where on_fault does, or
     // there is none.
     void fault(const std::string& reason) {
-        if (options_.on_fault) options_.on_fault(reason);
+        if (options_.on_fault) options_.on_fault(reason), abandon();
     }
 
     // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
@@ -113,8 +115,11 @@ class Watch {
 
     // `poll` is called every 0.1 s from the watchdog thread. It may throw: the job then ends, by DeadlineError with
     // kExitDeadline, else with kExitError.
-    int add_poll(std::function<void()> poll);
+    int add_poll(std::function<void()> poll, std::function<void()> abandon = {});
     void remove_poll(int id);
+    // Calls what was added with the polls: other ranks are not waited for any more, by nothing on a device either. From
+    // any thread; does nothing while a poll runs, so it is called again and again.
+    void abandon();
 
     // A rank's records as it left them, or as the courier has brought them; false if they can't be seen from here.
     bool flight_of(int rank, Flight* flight) const;
@@ -156,7 +161,11 @@ class Watch {
     };
     std::map<int, Neighbour> neighbours_;  // of the watchdog's thread
     std::mutex polls_mutex_;
-    std::vector<std::pair<int, std::function<void()>>> polls_;
+    struct Poll {
+        int id;
+        std::function<void()> poll, abandon;
+    };
+    std::vector<Poll> polls_;
     int next_poll_ = 1;
     std::thread thread_, guard_;        // only with a directory
     std::shared_ptr<Courier> courier_;  // with share(), until the end

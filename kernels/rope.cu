@@ -1,4 +1,5 @@
 #include "kernels/cuda/magnitude.cuh"
+#include "kernels/cuda/rotate.cuh"
 #include "kernels/rope.h"
 
 namespace rz {
@@ -52,17 +53,13 @@ __device__ __forceinline__ uint32_t rope_item(const Rope& a, int64_t item) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
         if (h >= here) break;
-        float u[kVec], v[kVec], out[kVec];
+        float u[kVec], v[kVec];
         low[h].to(u);
         high[h].to(v);
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) out[k] = u[k] * c[k] - v[k] * s[k];
-        store(x + h * a.D, out);
-        if constexpr (kMeasures) most = max(most, magnitude_bits(out));
-#pragma unroll
-        for (int k = 0; k < kVec; ++k) out[k] = v[k] * c[k] + u[k] * s[k];
-        store(x + h * a.D + half, out);
-        if constexpr (kMeasures) most = max(most, magnitude_bits(out));
+        rotate(u, v, c, s);
+        store(x + h * a.D, u);
+        store(x + h * a.D + half, v);
+        if constexpr (kMeasures) most = max(most, max(magnitude_bits(u), magnitude_bits(v)));
     }
     return most;
 }

@@ -290,21 +290,12 @@ void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t eleme
 void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
                                  const std::function<void(const OwnedRange&, int64_t, float)>& body) const {
     if (rates_.empty()) return body(range, elements, 1);
-    const auto plus = [](void* base, int64_t n, DType t) { return static_cast<char*>(base) + n * size_of(t); };
     size_t s = size_t(std::upper_bound(rate_end_.begin(), rate_end_.end(), range.logical) - rate_end_.begin());
     for (int64_t at = 0; at < elements;) {
         const float rate = rates_[s];
         while (s + 1 < rates_.size() && rates_[s + 1] == rate) ++s;
         const int64_t n = s + 1 < rates_.size() ? std::min(elements, rate_end_[s] - range.logical) - at : elements - at;
-        OwnedRange piece = range;
-        piece.param = plus(range.param, at, options_.param_dtype);
-        piece.master = plus(range.master, at, options_.master_dtype);
-        piece.m = plus(range.m, at, options_.adam_dtype);
-        piece.v = plus(range.v, at, options_.adam_dtype);
-        if (range.ema) piece.ema = plus(range.ema, at, DType::f32);
-        piece.grad = plus(range.grad, at, options_.grad_dtype);
-        piece.local += at, piece.logical += at, piece.packed += at, piece.second += at;
-        body(piece, n, rate);
+        body(part_of(range, at, n, options_), n, rate);
         at += n;
         ++s;
     }

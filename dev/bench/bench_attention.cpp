@@ -5,7 +5,6 @@
 #include "dev/bench/bench.h"
 #include "kernels/attention/attention_kept.h"
 #include "kernels/attention/attention_largest.h"
-#include "kernels/runtime/capability.h"
 
 int main(int argc, char** argv) {
     using namespace rz;
@@ -41,7 +40,7 @@ int main(int argc, char** argv) {
             const AttentionForward f = c.forward(m);
             attention_forward(m.stream(), f);
             AttentionBackward a = c.backward(m, f);
-            a.kept_bytes = attention_kept_bytes(a.shape, compute_capability(m.stream().device()));
+            a.kept_bytes = attention_kept_bytes(a.shape, m.device());
             if (a.kept_bytes > 0) a.kept = m.scratch(a.kept_bytes);
             return a;
         });

@@ -37,9 +37,9 @@
 #include "llama/base/json.h"
 #include "llama/base/text.h"
 #include "llama/base/version.h"
-#include "llama/report/bench_result.h"
+#include "dev/common/bench_result.h"
 #include "llama/report/log.h"
-#include "llama/report/run_record.h"
+#include "dev/common/run_record.h"
 
 namespace rz {
 namespace {

@@ -39,7 +39,7 @@ say "words that the field has others for (forever, depends on, this rank's, whic
 say "comments that begin with Of, What, Where, Who or Whether (begin with the subject):" "$(begins)"
 say "asks the job for its rank or size, not the mesh for a place on an axis (reports and a run's start may):" "$(
   list | grep -E '^(llama|zero|kernels)/.*\.(h|cpp)$' | xargs grep -nE '\bprocess_?\.(rank|size)\(\)' |
-    grep -vE '^llama/(report/|plan/batch_auto|train/(trainer|prepare|evaluate|statistics|saver|health|neighbours|snapshots)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"
+    grep -vE '^llama/(report/|plan/batch_auto|train/(trainer|prepare|evaluate|statistics|saver|health|courier|neighbours|snapshots)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"
 say "not of the top level's fixed layout:" "$strangers"
 say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"
@@ -52,9 +52,12 @@ unmeasured() {
 }
 say "public ops that no microbenchmark in dev/bench calls:" "$(unmeasured)"
 test/simt/lint.sh || found=1
-cases() { sed -n 's/^case_\([a-z_0-9]*\)().*/\1/p' test/program/test_faults.sh test/program/faults_{around,records}.sh | sort -u; }
+cases() {
+  { sed -n 's/^def \([a-z_0-9]*\)():$/\1/p' test/program/faults_*.py
+    sed -n "/^CASES = /,/^\"\"\"/p" test/program/test_faults.py | grep -x '[a-z_0-9]*'; } | sort -u
+}
 rows() { grep -oE '`[a-z_0-9]+`( \*)? \|$' test/faults/MATRIX.md | grep -oE '[a-z_0-9]+' | sort -u; }
-say "cases of test_faults.sh that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
+say "cases of test_faults.py that test/faults/MATRIX.md does not have, or the other way round:" "$(diff <(cases) <(rows) | sed -n 's/^[<>]/   &/p')"
 named() { grep -oE '`[^` ]+(`| )' test/faults/MATRIX.md | tr -d '` ' | sort -u; }
 missing() {
   local name

@@ -95,8 +95,8 @@ for section in $sections; do
       for n in 1 2 3 4 5 8; do mpi "mpi-$n" $n "$obj/mpi_tests"; done ;;
     tsan) run tsan env TSAN_OPTIONS=halt_on_error=0 "$build/tsan/tests" --gtest_brief=1 ;;
     program)
-      run program test/program/test_program.sh ./train_llama
-      run resume test/program/test_resume.sh ./train_llama
+      run program test/program/test_program.py ./train_llama
+      run resume test/program/test_resume.py ./train_llama
       run refusals test/program/test_refusals.py ./train_llama
       run untouched test/program/test_untouched.py ./train_llama
       run first-hour test/program/test_first_hour.sh ./train_llama
@@ -110,19 +110,19 @@ for section in $sections; do
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
-      run stability test/program/test_stability.sh ./train_llama
-      run pipeline test/program/test_pipeline.sh ./train_llama
-      run pipeline-run test/program/test_pipeline_run.sh ./train_llama
-      run documents test/program/test_documents.sh ./train_llama
-      run faults test/program/test_faults.sh ./train_llama --quick
+      run stability test/program/test_stability.py ./train_llama
+      run pipeline test/program/test_pipeline.py ./train_llama
+      run pipeline-run test/program/test_pipeline_run.py ./train_llama
+      run documents test/program/test_documents.py ./train_llama
+      run faults test/program/test_faults.py ./train_llama --quick
       run faults-all-quick test/faults/all_faults.py ./train_llama "$build/libfile_faults.so" --quick --timeout 120 ;;
     simt)
       [ -x "$build/simt/plain/kernel_tests" ] ||
         { echo "simt: not built here (it needs the CUDA Toolkit's headers)"; continue; }
       for part in lint selftest kernels; do run "simt-$part" test/simt/run.sh "$build/simt" $part; done
       run simt-layouts test/simt/layouts/cute.sh "$build"
-      run simt-program test/program/test_simt_program.sh ./train_llama_simt ./train_llama
-      run simt-nccl test/program/test_nccl.sh ./train_llama_simt ;;
+      run simt-program test/program/test_simt_program.py ./train_llama_simt ./train_llama
+      run simt-nccl test/program/test_nccl.py ./train_llama_simt ;;
     ptx)
       [ -x "$build/ptx/kernel_tests" ] || { echo "ptx: not built here (it needs nvcc)"; continue; }
       run machine-code dev/gpu/machine_code.sh "$build"
@@ -140,22 +140,22 @@ for section in $sections; do
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
-      run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --minutes 3 --steps 30
+      run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --wide --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
-      run layouts test/program/test_layouts.sh ./train_llama
-      run muon test/program/test_muon.sh ./train_llama
-      run tensor test/program/test_tensor.sh ./train_llama
-      run context test/program/test_context.sh ./train_llama
-      run pipeline-schedules test/program/test_pipeline.sh ./train_llama --schedules
-      run pipeline-faults test/program/test_pipeline.sh ./train_llama --faults
+      run layouts test/program/test_layouts.py ./train_llama
+      run muon test/program/test_muon.py ./train_llama
+      run tensor test/program/test_tensor.py ./train_llama
+      run context test/program/test_context.py ./train_llama
+      run pipeline-schedules test/program/test_pipeline.py ./train_llama --schedules
+      run pipeline-faults test/program/test_pipeline.py ./train_llama --faults
       run untouched-whole test/program/test_untouched.py ./train_llama --starts 120 --seed 2
       run hostile-whole test/faults/hostile.py ./train_llama
       run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so" --quick
       run cuda-headers dev/build/cuda_headers.sh
       run exercise test/program/test_exercise.sh "$obj"
       if [ -x ./train_llama_simt ]; then
-        run simt-documents test/program/test_documents.sh ./train_llama ./train_llama_simt
-        run simt-context test/program/test_context.sh ./train_llama ./train_llama_simt
+        run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
+        run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
         run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
         run sm75 test/ptx/run.sh "$build/ptx" sm75
       else
@@ -163,7 +163,7 @@ for section in $sections; do
       fi
       run wandb test/program/test_wandb.sh ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
-      run faults-whole test/program/test_faults.sh ./train_llama ;;
+      run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
   esac

@@ -20,7 +20,6 @@ disagrees; the last line is "N passed, N failed".
 
 import argparse
 import os
-import struct
 import subprocess
 import sys
 import tempfile
@@ -31,6 +30,8 @@ from safetensors.torch import load_file, save_file
 
 TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+sys.path.append(os.path.join(ROOT, "dev", "run"))
+from study import write_shard  # noqa: E402
 
 LLAMA3 = dict(rope_type="llama3", factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
               original_max_position_embeddings=32)
@@ -112,12 +113,6 @@ def difference(ours, theirs):
     return ((ours - theirs).abs().max() / theirs.abs().max()).item()
 
 
-def write_shard(path, vocab):
-    ids = torch.randint(vocab, (4096,)).tolist()
-    with open(path, "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
-
-
 def train(program, model, shard, dtype, out):
     flags = {"init-from": model, "train-data": shard, "val-data": shard, "steps": 4, "batch": 2, "seq-len": 64, "lr": 3e-3,
              "val-every": 0, "val-tokens": 128, "dtype": dtype, "device": "cpu", "out": out}
@@ -160,7 +155,7 @@ def main():
             report("  loss and gradients", compare_gradients(args.tool, theirs, *pair, work), lambda e: e < GRADIENT_TOLERANCE)
             if args.no_training:
                 continue
-            write_shard(shard, config.vocab_size)
+            write_shard(shard, torch.randint(config.vocab_size, (4096,)).tolist())
             for ours_dtype in ("fp32", "bf16"):
                 ours = train(args.program, theirs, shard, ours_dtype, os.path.join(work, f"ours{number}-{ours_dtype}"))
                 after = their_logits(ours, inputs)

@@ -12,12 +12,15 @@ the cast is fp32. bf16.safetensors may differ from fp32.safetensors by what bf16
 import json
 import os
 import random
-import struct
+import sys
 
 import torch
 import transformers
 from safetensors.torch import save_file
 from torch.optim import _muon
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "run"))
+from study import write_shard  # noqa: E402
 
 B, T, STEPS, CLIP = 2, 16, 12, 1.0
 RATE, DECAY = 1e-2, 0.1
@@ -97,8 +100,7 @@ def main():
         model.save_pretrained(folder)
         draw = random.Random(name)
         ids = [draw.randrange(config.vocab_size) for _ in range(STEPS * B * T + 1)]
-        with open(os.path.join(folder, "data.bin"), "wb") as f:
-            f.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
+        write_shard(os.path.join(folder, "data.bin"), ids)
         for which, function in (("fp32", without_cast), ("rows", with_rows(7 * config.num_hidden_layers)), ("bf16", None)):
             save_file(train(folder, ids, function), os.path.join(folder, which + ".safetensors"))
         print(f"{name}: {sum(p.numel() for p in model.parameters())} parameters")

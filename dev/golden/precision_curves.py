@@ -26,8 +26,6 @@ import datetime
 import json
 import math
 import os
-import shutil
-import subprocess
 import sys
 import time
 from fractions import Fraction
@@ -39,7 +37,9 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [f"{HERE}/../run", f"{HERE}/oracle"]
 import reference  # noqa: E402
 import student  # noqa: E402
+import study  # noqa: E402
 import whole_run  # noqa: E402
+from picture import BLUE, GREEN, GREY, ORANGE, Chart, Picture  # noqa: E402
 
 BATCH, T, VAL_TOKENS = 8, 64, 16384
 MODEL = "--preset bytes --dim 128 --layers 2 --heads 4 --kv-heads 2 --ffn 384"
@@ -164,79 +164,51 @@ def loss_of(p, c, recipe, rows):
 
 
 def theirs(o, recipe, seed, last=None):  # last: the step after which to stop
-    import numpy
     from safetensors.torch import load_file
 
     torch.set_num_threads(1)
     initial = f"{o.out}/initial-{seed}/final"
     if not os.path.exists(f"{initial}/config.json"):
-        run_ours(o, "fp32", seed, f"{o.out}/initial-{seed}", 0)
+        train(o, "fp32", seed, f"{o.out}/initial-{seed}", 0)
     with open(f"{initial}/config.json", encoding="utf-8") as f:
         c = json.load(f)
     c["rope_parameters"] = {"rope_theta": c["rope_theta"]}
     p = {n: w.float().requires_grad_() for n, w in load_file(f"{initial}/model.safetensors").items()}
-    shard = {s: numpy.fromfile(f"{o.data}/stdlib_{s}_000000.bin", dtype="<u2", offset=1024) for s in ("train", "val")}
+    text = whole_run.Text(o.data, T, seed)
 
-    def windows(split, numbers):
-        return torch.stack([torch.from_numpy(shard[split][i * T : i * T + T + 1].astype("int64")) for i in numbers])
+    def loss_of_rows(rows):
+        return loss_of(p, c, recipe, rows)
 
-    sample = whole_run.permutation((len(shard["train"]) - 1) // T, seed)
-    groups = [{"params": [w for w in p.values() if (w.dim() > 1) == matrices], "weight_decay": 0.1 * matrices} for matrices in (True, False)]
-    adamw = torch.optim.AdamW(groups, lr=o.lr, betas=(0.9, 0.95), eps=1e-8)
     scaler = torch.amp.GradScaler("cpu", init_scale=65536.0, growth_interval=1000, enabled=recipe.startswith("fp16"))
-    rates = {"lr": o.lr, "min-lr": o.lr / 10, "warmup": o.steps // 10, "steps": o.steps, "lr-schedule": "cosine", "cooldown": 0}
     losses = []
-    for step in range(1, (last or o.steps) + 1):
-        for group in adamw.param_groups:
-            group["lr"] = reference.rate(rates, step)
-        adamw.zero_grad()
-        loss = loss_of(p, c, recipe, windows("train", [sample((step - 1) * BATCH + k) for k in range(BATCH)]))
-        scaler.scale(loss).backward()
-        scaler.unscale_(adamw)
-        torch.nn.utils.clip_grad_norm_(p.values(), 1.0)
-        scaler.step(adamw)
-        scaler.update()
-        losses.append(float(loss.detach()))
-    if last:
-        return losses
-    with torch.no_grad():
-        val = [float(loss_of(p, c, recipe, windows("val", range(i, i + BATCH)))) for i in range(0, VAL_TOKENS // T, BATCH)]
+    for step, loss in whole_run.adamw_steps(p.values(), loss_of_rows, text, BATCH, o.lr, o.steps, scaler):
+        losses.append(loss)
+        if step == last:
+            return losses
     skipped = round(16 - math.log2(scaler.get_scale())) if scaler.is_enabled() else 0
-    return {"loss": losses, "val": sum(val) / len(val), "skipped": skipped, "by": f"torch {torch.__version__}"}
+    return {"loss": losses, "val": text.validation(loss_of_rows, VAL_TOKENS, BATCH), "skipped": skipped, "by": f"torch {torch.__version__}"}
 
 
-def run_ours(o, recipe, seed, folder, steps):
+def train(o, recipe, seed, folder, steps):
     flags = f"{MODEL} {OURS[recipe]} --device cpu --threads 1 --batch {BATCH} --seq-len {T} --lr {o.lr} --warmup {o.steps // 10 if steps else 0} --steps {steps}"
-    flags += f" --val-tokens {VAL_TOKENS} --val-every 0 --save-every 0 --log-every 100 --quiet --overwrite --seed {seed}"
-    subprocess.run([o.program, "--data", o.data, *flags.split(), "--out", folder], check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    flags += f" --val-tokens {VAL_TOKENS} --val-every 0 --save-every 0 --log-every 100 --quiet --seed {seed}"
+    return study.train(o.program, ["--data", o.data, *flags.split()], folder)[0]
 
 
 def ours(o, recipe, seed):
-    folder = f"{o.out}/run"
-    shutil.rmtree(folder, ignore_errors=True)
-    run_ours(o, recipe, seed, folder, o.steps)
-    with open(f"{folder}/metrics.jsonl", encoding="utf-8") as f:
-        rows = [json.loads(line) for line in f]
-    with open(f"{folder}/run_status.json", encoding="utf-8") as f:
-        commit = json.load(f)["commit"]
-    steps = [r for r in rows if "loss" in r]
-    return {"loss": [r["loss"] for r in steps], "val": [r["val_loss"] for r in rows if "val_loss" in r][-1], "skipped": steps[-1].get("skipped", 0), "by": f"train_llama {commit}"}
+    left = train(o, recipe, seed, f"{o.out}/run", o.steps)
+    return {"loss": [r["loss"] for r in left.steps], "val": left.val_loss, "skipped": left.steps[-1].get("skipped", 0), "by": f"train_llama {left.commit}"}
 
 
-def journal(path):
+def journal(o):
     """{(side, recipe, seed): row}"""
-    if not os.path.exists(path):
-        return {}
-    with open(path, encoding="utf-8") as f:
-        rows = [json.loads(line) for line in f if line.endswith("\n")]  # one that was cut off is run again
-    return {(r["side"], r["recipe"], r["seed"]): r for r in rows}
+    return study.Journal(f"{o.out}/journal.jsonl", "side", "recipe", "seed")
 
 
 def run(o):
-    path = f"{o.out}/journal.jsonl"
-    done = journal(path)
+    done = journal(o).rows()
     if any((len(r["loss"]), r["lr"]) != (o.steps, o.lr) for r in done.values()):
-        sys.exit(f"{path} has runs of another --steps or --lr\n  give this one another --out")
+        sys.exit(f"{journal(o).path} has runs of another --steps or --lr\n  give this one another --out")
     seeds = list(map(int, o.seeds.split(",")))
     runs = [(side, r, s) for s in seeds for r in OURS for side in ("ours", "theirs")] + [("theirs", r, s) for r in OTHERS for s in seeds]
     for side, recipe, seed in runs:
@@ -245,14 +217,13 @@ def run(o):
             row = {"side": side, "recipe": recipe, "seed": seed, "lr": o.lr, "date": f"{datetime.date.today()}", **(ours if side == "ours" else theirs)(o, recipe, seed)}
             row["loss"], row["val"] = [round(x, 6) for x in row["loss"]], round(row["val"], 6)
             row["core_seconds"] = round(time.process_time() + os.times().children_user - begun, 1)
-            with open(path, "a", encoding="utf-8") as f:
-                f.write(json.dumps(row) + "\n")
+            journal(o).add(row)
             print(f"seed {seed}, {side}, {recipe}: {row['val']:.4f}, {row['core_seconds']} core seconds", flush=True)
 
 
 def order(o):
     """PyTorch beside itself, the products of its forward passes moved: the gap of ten steps that no cast is to blame for."""
-    done = journal(f"{o.out}/journal.jsonl")
+    done = journal(o).rows()
     Linear.moved = 2.0**-21
     for recipe in o.format or list(OURS)[1:]:
         gaps = []
@@ -286,134 +257,112 @@ def mean(values):
 
 
 def table(done):
-    lines = ["| format | seeds | validation loss: here, torch | difference | 2 s.e. | | last ten steps: here, torch | difference | 2 s.e. | |", "|---|---|---|---|---|---|---|---|---|---|"]
+    rows = []
     for their, our in [(r, r) for r in OURS] + list(OTHERS.items()):
         pairs = pairs_of(done, our, their)
         if len(pairs) < 2:
-            lines.append(f"| {their} | {len(pairs)} |" + " not run |" * 8)
+            rows.append([their, len(pairs), *["not run"] * 8])
             continue
-        cells = [their, str(len(pairs))]
+        cells = [their, len(pairs)]
         for of in (lambda r: r["val"], tail):
             gap, error, verdict = compare([of(a) - of(b) for a, b in pairs])
             cells += [f"{mean(of(a) for a, _ in pairs):.4f}, {mean(of(b) for _, b in pairs):.4f}", f"{gap:+.6f}", f"{error:.6f}", verdict]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    head = ["format", "seeds", "validation loss: here, torch", "difference", "2 s.e.", "", "last ten steps: here, torch", "difference", "2 s.e.", ""]
+    return study.table(head, rows)
 
 
 def early(done):
     """The mean absolute gap of the first ten losses, of all recipes with all: a format is closest to its own."""
-    columns, nearest = [*OURS, *OTHERS], 0
-    lines = ["| here, torch: | " + " | ".join(columns) + " |", "|---" * (1 + len(columns)) + "|"]
+    columns, nearest, rows = [*OURS, *OTHERS], 0, []
     for our in OURS:
         gaps = []
         for their in columns:
             pairs = pairs_of(done, our, their)
             gaps.append(mean(abs(x - y) for a, b in pairs for x, y in zip(a["loss"][:10], b["loss"][:10])) if pairs else math.inf)
         nearest += min(gaps) < math.inf and columns[gaps.index(min(gaps))] == our
-        lines.append(f"| {our} | " + " | ".join("-" if g == math.inf else f"**{g * 1e6:.1f}**" if g == min(gaps) else f"{g * 1e6:.1f}" for g in gaps) + " |")
-    return lines, nearest
+        rows.append([our, *("-" if g == math.inf else f"**{g * 1e6:.1f}**" if g == min(gaps) else f"{g * 1e6:.1f}" for g in gaps)])
+    return study.table(["here, torch:", *columns], rows), nearest
 
 
 def cost(done):
-    lines = ["| against fp32 of the same side, validation loss | here | 2 s.e. | torch | 2 s.e. |", "|---|---|---|---|---|"]
+    rows = []
     for recipe in [*list(OURS)[1:], *OTHERS]:
         cells = []
         for side in ("ours", "theirs"):
             gaps = [row["val"] - done[side, "fp32", s]["val"] for (w, r, s), row in done.items() if (w, r) == (side, recipe) and (side, "fp32", s) in done]
-            cells += [f"{x:+.5f}" for x in compare(gaps)[:2]] if len(gaps) > 1 else ["-", "-"]
-        lines.append(f"| {recipe} | {cells[0]} | {cells[1].lstrip('+')} | {cells[2]} | {cells[3].lstrip('+')} |")
-    return lines
+            gap, error = compare(gaps)[:2] if len(gaps) > 1 else (None, None)
+            cells += ["-", "-"] if gap is None else [f"{gap:+.5f}", f"{error:.5f}"]
+        rows.append([recipe, *cells])
+    return study.table(["against fp32 of the same side, validation loss", "here", "2 s.e.", "torch", "2 s.e."], rows)
 
 
-def draw(path, done, steps):
+def picture(done, steps):
     """A format: the mean losses of both sides, each with a band of two standard errors over the seeds; below, their difference in pairs."""
-    w, h, out = 1020, 660, []
-    every = [r for r in OURS if len(pairs_of(done, r, r)) > 1]
-    blue, red = "#4477aa", "#cc3311"
+    formats = [r for r in OURS if len(pairs_of(done, r, r)) > 1]
+    p = Picture("Training loss by step (nats)", 660, 1020)
+    p.text(60, 16, "Training loss by step (nats): train_llama,", 13, colour=BLUE)
+    p.text(330, 16, "PyTorch with the same casts.", 13, colour=ORANGE)
+    p.text(60, 33, "Below: train_llama - PyTorch, in pairs (thousandths of a nat).", 13, colour=GREEN)
+    p.text(450, 33, "Bands: two standard errors.", 13)
 
-    def band(points, x, y, colour, width, opacity=0.25):  # points: (step, mean, 2 s.e.)
-        edge = [f"{x(s):.1f} {y(m + e):.1f}" for s, m, e in points] + [f"{x(s):.1f} {y(m - e):.1f}" for s, m, e in reversed(points)]
-        line = "L".join(f"{x(s):.1f} {y(m):.1f}" for s, m, _ in points)
-        return [f'<path d="M{"L".join(edge)}Z" fill="{colour}" opacity="{opacity}"/>', f'<path d="M{line}" fill="none" stroke="{colour}" stroke-width="{width}"/>']
+    def band(chart, values, colour, width):  # values: by pair and step
+        points = [(i + 1, *compare(at_step)[:2]) for i, at_step in enumerate(zip(*values))]
+        for sign in (1, -1):
+            chart.curve([(s, m + sign * e) for s, m, e in points], colour, width / 4)
+        chart.curve([(s, m) for s, m, _ in points], colour, width)
 
-    def curve(rows):  # each row: a value of each step
-        return [(i + 1, *compare([r[i] for r in rows])[:2]) for i in range(steps)]
-
-    gaps = {r: curve([[x - y for x, y in zip(a["loss"], b["loss"])] for a, b in pairs_of(done, r, r)]) for r in every}
-
-    def panel(n, recipe):
+    for n, recipe in enumerate(formats):
         left, top, pairs = 60 + n % 3 * 330, 64 + n // 3 * 300, pairs_of(done, recipe, recipe)
-        most = max(1e-6, *(abs(m) + e for _, m, e in gaps[recipe]))  # a scale of its own
-        unit = max(u for u in (n * 10.0**k for n in (1, 2, 5) for k in range(-8, 2)) if u <= most)
-
-        def x(step):
-            return left + 250 * step / steps
-
-        def y(loss):
-            return top + 130 * (6 - loss) / 4
-
-        def z(gap):
-            return top + 190 - 45 * gap / most
-
-        yield f'<text x="{left + 125}" y="{top - 10}" text-anchor="middle" font-size="14">{recipe}, {len(pairs)} seeds</text>'
-        for v in (2, 3, 4, 5, 6):
-            yield f'<path d="M{left} {y(v):.1f}h250" stroke="#ddd"/><text x="{left - 6}" y="{y(v) + 4:.1f}" text-anchor="end">{v}</text>'
-        for v in (-unit, 0, unit):
-            yield f'<path d="M{left} {z(v):.1f}h250" stroke="{"#ddd" if v else "#999"}"/><text x="{left - 6}" y="{z(v) + 4:.1f}" text-anchor="end">{1000 * v:.3g}</text>'
-        for s in range(0, steps + 1, steps // 4):
-            yield f'<text x="{x(s):.0f}" y="{top + 254}" text-anchor="middle">{s}</text>'
-        yield from band(curve([a["loss"] for a, _ in pairs]), x, y, blue, 3)
-        yield from band(curve([b["loss"] for _, b in pairs]), x, y, red, 1, 0.15)
-        yield from band(gaps[recipe], x, z, "#228833", 1.2)
-
-    for n, recipe in enumerate(every):
-        out += panel(n, recipe)
-    head = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" font-family="sans-serif" font-size="11"><rect width="{w}" height="{h}" fill="#fff"/>',
-            f'<text x="60" y="16" font-size="13">Training loss by step (nats): <tspan fill="{blue}">train_llama</tspan>, <tspan fill="{red}">PyTorch with the same casts</tspan>.</text>',
-            '<text x="60" y="33" font-size="13">Below: <tspan fill="#228833">train_llama - PyTorch, in pairs (thousandths of a nat)</tspan>. Bands: two standard errors.</text>']
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join([*head, *out, "</svg>", ""]))
+        gaps = [[x - y for x, y in zip(a["loss"], b["loss"])] for a, b in pairs]
+        most = max([1e-6, *(abs(m) + e for m, e, _ in map(compare, zip(*gaps)))])  # a scale of its own
+        unit = max(u for u in (k * 10.0**e for k in (1, 2, 5) for e in range(-8, 2)) if u <= most)
+        p.text(left + 125, top - 10, f"{recipe}, {len(pairs)} seeds", 14, "middle")
+        losses = Chart(p, (left, top, 250, 130), (0, steps), (2, 6))
+        losses.rows((2, 3, 4, 5, 6))
+        band(losses, [a["loss"] for a, _ in pairs], BLUE, 2)
+        band(losses, [b["loss"] for _, b in pairs], ORANGE, 1)
+        below = Chart(p, (left, top + 145, 250, 90), (0, steps), (-most, most))
+        below.rows((-unit, 0, unit), lambda v: f"{1000 * v:.3g}")
+        below.columns(range(0, steps + 1, steps // 4))
+        below.curve([(0, 0), (steps, 0)], GREY, 1)
+        band(below, gaps, GREEN, 1.2)
+    return p.svg()
 
 
 def report(o, about):
-    done = journal(f"{o.out}/journal.jsonl")
+    done = journal(o).rows()
     first = next(iter(done.values()))
     steps, lr = len(first["loss"]), first["lr"]
     rows, nearest = early(done)
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-        cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
-    svg = os.path.splitext(o.report)[0] + ".svg"
+    svg = study.beside(o.report, ".svg")
     seconds = sum(r["core_seconds"] for r in done.values())
     lines = [
         "# Loss curves of the number formats, beside PyTorch with the same casts",
         "",
         f"    dev/golden/precision_curves.py --out runs/curves --steps {steps} --lr {lr:g}",
         "",
-        f"{', '.join(sorted({r['date'] for r in done.values()}))}; {', '.join(sorted({r['by'] for r in done.values()}))}; {cpu}, one core of {os.cpu_count()} shared with other work, the CPU backend, no GPU; "
+        f"{', '.join(sorted({r['date'] for r in done.values()}))}; {', '.join(sorted({r['by'] for r in done.values()}))}; {study.cpu_name()}, one core of {os.cpu_count()} shared with other work, the CPU backend, no GPU; "
         f"{len(done)} runs, {seconds / 60:.0f} core minutes.",
         f"`{MODEL}` ({BATCH * T} tokens a step, {steps} steps, peak rate {lr:g}), the source of Python's standard library as bytes, validation on {VAL_TOKENS} tokens.",
         "Difference: the mean over the seeds of train_llama minus PyTorch, in pairs, in nats; 2 s.e.: twice the standard error of that mean.",
         "",
-        *table(done),
-        "",
+        table(done),
         f"![Loss curves and differences, by format]({os.path.basename(svg)})",
         "",
         f"Which recipe is it: the mean absolute gap of the first ten training losses, before runs part, in millionths of a nat. The smallest of a row stands at its own recipe in {nearest} of {len(OURS)}.",
         "",
-        *rows,
-        "",
+        rows,
         "What a format costs:",
         "",
-        *cost(done),
-        "",
+        cost(done),
         f"Updates skipped by the loss scale: {sum(r['skipped'] for r in done.values() if r['side'] == 'ours')} here, {sum(r['skipped'] for r in done.values() if r['side'] == 'theirs')} in torch.",
     ]
     if about:
         with open(about, encoding="utf-8") as f:
             lines += ["", f.read().strip()]
-    draw(svg, done, steps)
-    with open(o.report, "w", encoding="utf-8") as f:
-        f.write("\n".join(lines) + "\n")
+    study.write(svg, picture(done, steps))
+    study.write(o.report, "\n".join(lines) + "\n")
     print("\n".join(lines))
 
 

@@ -13,14 +13,14 @@ goes on; torch stays out of the product. Needs torch, transformers, numpy.
 
 import argparse
 import json
-import math
 import os
-import subprocess
 import sys
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.insert(0, f"{HERE}/../run")
+sys.path[:0] = [f"{HERE}/../run", f"{HERE}/oracle"]
 import student  # noqa: E402
+import study  # noqa: E402
+from picture import BLUE, ORANGE, Chart, Picture  # noqa: E402
 
 BATCH, T, LR = 8, 256, 2e-3
 MARGIN = 0.01
@@ -60,62 +60,86 @@ def permutation(n, seed):
     return at
 
 
+class Text:
+    """train_llama's windows of `length` tokens, of shards of 16-bit ids, and the order in which a seed takes them."""
+
+    def __init__(self, data, length, seed):
+        import numpy
+
+        self.length = length
+        self.ids = {s: numpy.fromfile(f"{data}/stdlib_{s}_000000.bin", dtype="<u2", offset=1024) for s in ("train", "val")}
+        self.order = permutation((len(self.ids["train"]) - 1) // length, seed)
+
+    def rows(self, split, numbers):
+        """(windows, length + 1): the inputs, and the targets one place on"""
+        import torch
+
+        t, ids = self.length, self.ids[split]
+        return torch.stack([torch.from_numpy(ids[i * t : i * t + t + 1].astype("int64")) for i in numbers])
+
+    def batch(self, step, size):
+        return self.rows("train", [self.order((step - 1) * size + k) for k in range(size)])
+
+    def validation(self, loss_of, tokens, size):
+        """The mean over the first so many tokens."""
+        import torch
+
+        with torch.no_grad():
+            losses = [float(loss_of(self.rows("val", range(i, i + size)))) for i in range(0, tokens // self.length, size)]
+        return sum(losses) / len(losses)
+
+
+def adamw_steps(parameters, loss_of, text, size, lr, steps, scaler=None):
+    """Step and loss of PyTorch's AdamW at the program's rates; matrices decay."""
+    import reference
+    import torch
+
+    scaler = scaler or torch.amp.GradScaler("cpu", enabled=False)
+    parameters = list(parameters)
+    groups = [{"params": [p for p in parameters if (p.dim() > 1) == matrices], "weight_decay": 0.1 * matrices} for matrices in (True, False)]
+    adamw = torch.optim.AdamW(groups, lr=lr, betas=(0.9, 0.95), eps=1e-8)
+    rates = {"lr": lr, "min-lr": lr / 10, "warmup": steps // 10, "steps": steps, "lr-schedule": "cosine", "cooldown": 0}
+    for step in range(1, steps + 1):
+        for group in adamw.param_groups:
+            group["lr"] = reference.rate(rates, step)
+        adamw.zero_grad()
+        loss = loss_of(text.batch(step, size))
+        scaler.scale(loss).backward()
+        scaler.unscale_(adamw)
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        scaler.step(adamw)
+        scaler.update()
+        yield step, float(loss.detach())
+
+
 # ---- the two sides -----------------------------------------------------------------------------------------------------
 
 
 def ours(o, dtype, seed, folder, steps):
-    subprocess.run([o.program, "--data", o.data, *FLAGS, "--dtype", dtype, "--grad-dtype", "fp32", "--steps", str(steps), "--warmup", str(steps // 10), "--val-tokens", str(o.val_tokens),
-                    "--seed", str(seed), "--out", folder],
-                   check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    with open(f"{folder}/metrics.jsonl", encoding="utf-8") as f:
-        rows = [json.loads(line) for line in f]
-    return {"loss": [r["loss"] for r in rows if "loss" in r], "val": {str(r["step"]): r["val_loss"] for r in rows if "val_loss" in r}}
+    flags = [*FLAGS, "--data", o.data, "--dtype", dtype, "--grad-dtype", "fp32", "--steps", steps, "--warmup", steps // 10,
+             "--val-tokens", o.val_tokens, "--seed", seed]  # fmt: skip
+    left, _ = study.train(o.program, flags, folder)
+    return {"loss": [r["loss"] for r in left.steps], "val": {str(step): loss for step, loss in left.validations.items()}}
 
 
 def theirs(o, dtype, seed, weights):
-    import numpy
     import torch
     import transformers
 
     torch.set_num_threads(1)
     model = transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
-    shard = {s: numpy.fromfile(f"{o.data}/stdlib_{s}_000000.bin", dtype="<u2", offset=1024) for s in ("train", "val")}
-
-    def window(split, i):
-        return torch.from_numpy(shard[split][i * T : i * T + T + 1].astype("int64"))
+    text = Text(o.data, T, seed)
 
     def loss_of(rows):
-        x = torch.stack(rows)
         with torch.autocast("cpu", torch.bfloat16, enabled=dtype == "bf16"):
-            logits = model(input_ids=x[:, :-1]).logits
-        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), x[:, 1:].flatten())
+            logits = model(input_ids=rows[:, :-1]).logits
+        return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
-    def validate():
-        with torch.no_grad():
-            return sum(float(loss_of([window("val", i + k) for k in range(BATCH)])) for i in range(0, o.val_tokens // T, BATCH)) * BATCH * T / o.val_tokens
-
-    warmup = o.steps // 10
-
-    def rate(step):
-        if step <= warmup:
-            return LR * step / warmup
-        return 0.1 * LR + 0.9 * LR * 0.5 * (1 + math.cos(math.pi * (step - warmup) / (o.steps - warmup)))
-
-    matrices, vectors = ([p for p in model.parameters() if (p.dim() > 1) == m] for m in (True, False))
-    adamw = torch.optim.AdamW([{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}], lr=LR, betas=(0.9, 0.95), eps=1e-8)
-    sample = permutation((len(shard["train"]) - 1) // T, seed)
-    out = {"loss": [], "val": {"0": validate()}}
-    for step in range(1, o.steps + 1):
-        for group in adamw.param_groups:
-            group["lr"] = rate(step)
-        adamw.zero_grad()
-        loss = loss_of([window("train", sample((step - 1) * BATCH + k)) for k in range(BATCH)])
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        adamw.step()
-        out["loss"].append(float(loss.detach()))
+    out = {"loss": [], "val": {"0": text.validation(loss_of, o.val_tokens, BATCH)}}
+    for step, loss in adamw_steps(model.parameters(), loss_of, text, BATCH, LR, o.steps):
+        out["loss"].append(loss)
         if step % 100 == 0 or step == o.steps:
-            out["val"][str(step)] = validate()
+            out["val"][str(step)] = text.validation(loss_of, o.val_tokens, BATCH)
     out["versions"] = [torch.__version__, transformers.__version__]
     return out
 
@@ -123,10 +147,7 @@ def theirs(o, dtype, seed, weights):
 def side(path, compute):
     """What was computed before, or is now."""
     if not os.path.exists(path):
-        found = compute()
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            json.dump(found, f)
-        os.replace(path + ".tmp", path)
+        study.write(path, json.dumps(compute()))
     with open(path, encoding="utf-8") as f:
         return json.load(f)
 
@@ -140,20 +161,20 @@ def parts_at(a, b):
     return next((i + 1 for i, g in enumerate(gaps) if g > 0.01), None), max(gaps[:10])
 
 
-def draw(path, pairs, steps):
-    w, h, left = 720, 380, 56
+def picture(pairs, steps):
+    p = Picture(f"{steps} steps of the quickstart: train_llama and PyTorch", 380, 720)
+    p.head(p.title, x=180)
     top = max(max(a["loss"]) for _, _, a, _ in pairs)
-    x, y = lambda s: left + (w - left - 16) * s / steps, lambda v: 32 + (h - 80) * (top - v) / (top - 1)
-    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {w} {h}" font-family="sans-serif" font-size="12"><rect width="{w}" height="{h}" fill="#fff"/>',
-           f'<text x="{w / 2}" y="18" text-anchor="middle" font-size="14">{steps} steps of the quickstart: train_llama and PyTorch</text>']
-    out += [f'<text x="{left - 6}" y="{y(v) + 4:.0f}" text-anchor="end">{v}</text><path d="M{left} {y(v):.1f}H{w - 16}" stroke="#ddd"/>' for v in range(1, int(top) + 1)]
-    out += [f'<text x="{x(s):.0f}" y="{h - 28}" text-anchor="middle">{s}</text>' for s in range(0, steps + 1, max(1, steps // 4))]
-    for _, _, a, b in pairs:
-        for run, style in ((a, 'stroke="#4477aa" stroke-width="2.5" opacity="0.6"'), (b, 'stroke="#cc3311" stroke-width="0.8"')):
-            out.append(f'<path fill="none" {style} d="M{"L".join(f"{x(i + 1):.1f} {y(v):.1f}" for i, v in enumerate(run["loss"]))}"/>')
-    out.append(f'<text x="{left + 300}" y="60" fill="#4477aa">train_llama, training loss (nats)</text><text x="{left + 300}" y="78" fill="#cc3311">PyTorch</text><text x="{w / 2}" y="{h - 8}" text-anchor="middle">step</text></svg>')
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join(out) + "\n")
+    chart = Chart(p, (56, 32, 648, 300), (0, steps), (1, top))
+    chart.rows(range(1, int(top) + 1))
+    chart.columns(range(0, steps + 1, max(1, steps // 4)))
+    for _, _, *runs in pairs:
+        for run, colour, width in zip(runs, (BLUE, ORANGE), (2.5, 0.8)):
+            chart.curve(list(enumerate(run["loss"], 1)), colour, width)
+    p.text(356, 60, "train_llama, training loss (nats)", colour=BLUE)
+    p.text(356, 78, "PyTorch", colour=ORANGE)
+    p.text(360, 372, "step", 12, "middle")
+    return p.svg()
 
 
 def report(o):
@@ -164,11 +185,13 @@ def report(o):
             if all(map(os.path.exists, names)):
                 pairs.append((dtype, seed, *(side(n, None) for n in names)))
     last = str(o.steps)
-    lines = ["| type | seed | validation at 0: here, PyTorch | at the end: here, PyTorch | difference | most in steps 1 to 10 | first step 0.01 apart |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for dtype, seed, a, b in pairs:
         step, most = parts_at(a, b)
-        lines.append(f"| {dtype} | {seed} | {a['val']['0']:.6f}, {b['val']['0']:.6f} | {a['val'][last]:.4f}, {b['val'][last]:.4f} | {a['val'][last] - b['val'][last]:+.4f} | {most:.1e} | {step or 'none'} |")
-    lines.append("")
+        rows.append([dtype, seed, f"{a['val']['0']:.6f}, {b['val']['0']:.6f}", f"{a['val'][last]:.4f}, {b['val'][last]:.4f}",
+                     f"{a['val'][last] - b['val'][last]:+.4f}", f"{most:.1e}", step or "none"])  # fmt: skip
+    head = ["type", "seed", "validation at 0: here, PyTorch", "at the end: here, PyTorch", "difference", "most in steps 1 to 10", "first step 0.01 apart"]
+    lines = [study.table(head, rows)]
     for dtype in o.dtypes.split(","):
         gaps = [a["val"][last] - b["val"][last] for d, _, a, b in pairs if d == dtype]
         if len(gaps) < 2:
@@ -180,10 +203,9 @@ def report(o):
                      f"{', shown' if p < 0.05 and len(gaps) == 8 else ', not shown' if len(gaps) == 8 else '; the test is for 8'}.")
     text = "\n".join(lines) + "\n"
     print(text)
-    with open(f"{o.out}/report.md", "w", encoding="utf-8") as f:
-        f.write(text)
+    study.write(f"{o.out}/report.md", text)
     if pairs:
-        draw(f"{o.out}/curves.svg", pairs, o.steps)
+        study.write(f"{o.out}/curves.svg", picture(pairs, o.steps))
 
 
 def flags(doc, out):

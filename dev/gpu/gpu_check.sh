@@ -40,7 +40,7 @@
 # Exit code: 0 if every stage asked for went well or could not be had here (unavailable; its note says what it wants), 1 if one failed, ran
 # out of time or was not reached, 2 for a request that makes no sense, 130 and 143 when interrupted.
 #
-# Needs no network, root or MPI. Wants make, nvcc, g++ and the headers of CLI11 and nlohmann-json; GoogleTest for tests and sanitizer,
+# Needs no network, root or MPI. Wants make, nvcc, g++, python3 and the headers of CLI11 and nlohmann-json; GoogleTest for tests and sanitizer,
 # MPI for ranks and memory, PyTorch (python3, or $PYTHON) for pytorch and curves, compute-sanitizer, cuobjdump, ncu. Headers and
 # libraries that are not installed can be brought along in any folder:
 #   here:   apt-get download libcli11-dev nlohmann-json3-dev libgtest-dev && for f in *.deb; do dpkg -x $f bring; done
@@ -291,7 +291,7 @@ stage_program() {
   on_gpu "the program on a GPU against itself on the CPU" || exit 4
   train=$(program train_llama) || exit 3
   [ "$SMALL" = 0 ] || try_s=500
-  try "the program, CPU and GPU" env ON_A_GPU=1 NO_BF16="$([ "$(half)" = bf16 ] || echo 1)" test/program/test_simt_program.sh "$train" "$train"
+  try "the program, CPU and GPU" env ON_A_GPU=1 NO_BF16="$([ "$(half)" = bf16 ] || echo 1)" test/program/test_simt_program.py "$train" "$train"
 }
 
 stage_goldens() {
@@ -606,14 +606,9 @@ WORK=$(mktemp -d "$BUILD/gpu-check.XXXXXX") && WORK=$(realpath "$WORK") || exit 
 trap 'rm -rf "$WORK"' EXIT
 [ -n "$PROGRAMS" ] || PROGRAMS=$(realpath "$BUILD")/gpu-check-programs
 
-# The report's own program needs nothing but a compiler and one header.
-REPORT=$(realpath "$BUILD")/gpu_report
-if [ dev/gpu/gpu_report.cpp -nt "$REPORT" ]; then
-  "${CXX:-g++}" -std=c++20 -O1 -o "$REPORT.$$" dev/gpu/gpu_report.cpp && mv "$REPORT.$$" "$REPORT" || {
-    echo "gpu_check.sh: dev/gpu/gpu_report.cpp can't be compiled; it needs g++ and nlohmann-json's header (--help says how to bring it)" >&2
-    exit 2
-  }
-fi
+REPORT=$(realpath dev/gpu/gpu_report.py)
+"$REPORT" > /dev/null 2>&1
+[ $? = 2 ] || { echo "gpu_check.sh: dev/gpu/gpu_report.py does not run; it needs python3" >&2; exit 2; }
 export OUT WORK DRY SMALL CAPABILITY DEVICE SM BUILD COMMIT PROGRAMS GIVEN_PROGRAMS REPORT CHOSEN="$chosen" GPU="$gpu"
 # shellcheck disable=SC2086
 "$REPORT" begin "$OUT" "$COMMIT" "$gpu" "$(date -u '+%F %H:%M UTC')" "$command" $DRY $chosen || exit 2

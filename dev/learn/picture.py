@@ -1,4 +1,4 @@
-"""An SVG picture that reads on light and dark pages: boxes, arrows, text."""
+"""An SVG picture that reads on light and dark pages: boxes, arrows, text; charts in it."""
 
 import math
 
@@ -61,3 +61,40 @@ class Picture:
                 f'width="{self.width}" height="{self.height}" '
                 "font-family=\"system-ui, -apple-system, 'Segoe UI', 'DejaVu Sans', sans-serif\">")
         return "\n".join([head, f"<title>{self.title}</title>", f"<style>{style}</style>", *self.parts, "</svg>", ""])
+
+
+class Chart:
+    """Axes in a picture. box: left, top, width, height in pixels; xs, ys: the ends of the axes in data; log: "", "x", "y" or "xy"."""
+
+    def __init__(self, picture, box, xs, ys, log=""):
+        self.picture, self.box = picture, box
+        self.scales = [math.log if axis in log else float for axis in "xy"]
+        self.ends = [[scale(end) for end in ends] for scale, ends in zip(self.scales, (xs, ys))]
+
+    def x(self, value):
+        low, high = self.ends[0]
+        return self.box[0] + self.box[2] * (self.scales[0](value) - low) / (high - low)
+
+    def y(self, value):
+        """What lies beyond the axis is drawn at its end."""
+        low, high = self.ends[1]
+        return self.box[1] + self.box[3] * (1 - (min(max(self.scales[1](value), low), high) - low) / (high - low))
+
+    def columns(self, values, name="{:g}".format):
+        """A line up from each of the values, which stand below."""
+        left, top, width, height = self.box
+        for v in values:
+            self.picture.line([(self.x(v), top), (self.x(v), top + height)], GREY, 0.3)
+            self.picture.text(round(self.x(v), 1), top + height + 16, name(v), 11, "middle")
+
+    def rows(self, values, name="{:g}".format):
+        left, top, width, height = self.box
+        for v in values:
+            self.picture.line([(left, self.y(v)), (left + width, self.y(v))], GREY, 0.3)
+            self.picture.text(left - 6, round(self.y(v) + 4, 1), name(v), 11, "end")
+
+    def curve(self, points, colour, width=2):
+        self.picture.line([(self.x(a), self.y(b)) for a, b in points], colour, width)
+
+    def dot(self, a, b, colour, radius=4):
+        self.picture.circle(round(self.x(a), 1), round(self.y(b), 1), radius, colour, colour)

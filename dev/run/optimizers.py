@@ -7,20 +7,17 @@ Seven learning rates with one seed each, then --seeds seeds at the best rate of 
 line to the .jsonl beside REPORT, and what has a line there is not run again; no run starts after --minutes of CPU time.
 The report has the losses, and after how many steps and CPU seconds Muon has the last loss of AdamW at its best rate.
 Muon is better where the means differ by 0.004 nats over the root of the number of seeds (modded-nanogpt's rule) and by
-Welch's t of at least 3. --minutes 0 runs nothing."""
+Welch's t of at least 3."""
 
 import argparse
-import concurrent.futures
 import datetime
 import itertools
-import json
 import math
 import os
-import shutil
 import statistics
-import subprocess
-import sys
-import threading
+
+import study
+from picture import BLUE, ORANGE, Chart, Picture
 
 SETUPS = {  # name: arguments of prepare.py, flags of a run, what differs from the original
     "stdlib": (
@@ -50,43 +47,23 @@ SETUPS = {  # name: arguments of prepare.py, flags of a run, what differs from t
 ALWAYS = "--save-every 0 --on-spike warn --threads 1 --device cpu --quiet"
 RATES = ["0.0005", "0.001", "0.002", "0.005", "0.01", "0.02", "0.05"]
 WAYS = {"AdamW": [], "Muon": ["--optimizer", "muon"]}
-WIDTH, HEIGHT = 460, 300
-COLORS = {"AdamW": "#b8323a", "Muon": "#1b6ca8"}
+COLOURS = {"AdamW": ORANGE, "Muon": BLUE}
 RULE, WELCH = 0.004, 3
 
 
-def lines_file(o):
-    return os.path.splitext(o.report)[0] + ".jsonl"
+def journal(o):
+    return study.Journal(study.beside(o.report, ".jsonl"), "setup", "way", "rate", "seed")
 
 
-def known(o):
-    if not os.path.exists(lines_file(o)):
-        return {}
-    with open(lines_file(o), encoding="utf-8") as f:
-        return {(r["setup"], r["way"], r["rate"], r["seed"]): r for r in map(json.loads, f)}
-
-
-def train(o, lock, setup, way, rate, seed):
-    with lock:
-        if sum(r["cpu_seconds"] for r in known(o).values()) > 60 * o.minutes:
-            return
-    out = f"{o.work}/{setup}-{way}-{rate}-{seed}"
-    shutil.rmtree(out, ignore_errors=True)
-    command = [o.program, *SETUPS[setup][1].split(), *ALWAYS.split(), "--data", f"{o.work}/{setup}"]
-    command += ["--lr", rate, "--seed", str(seed), "--out", out]
-    with open(f"{out}.log", "w", encoding="utf-8") as f:
-        process = subprocess.Popen([*command, *WAYS[way]], stdout=f, stderr=f)
-        _, status, used = os.wait4(process.pid, 0)
-    if os.waitstatus_to_exitcode(status) != 0:
-        raise RuntimeError(f"{' '.join(command)} failed; its output: {out}.log")
-    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
-        curve = [[r["step"], r["val_loss"]] for r in map(json.loads, f) if r.get("val_loss") is not None]
-    version = subprocess.run([o.program, "--version"], capture_output=True, text=True, check=True).stdout.split()
-    row = {"setup": setup, "way": way, "rate": rate, "seed": seed, "commit": version[-1], "curve": curve}
-    row["cpu_seconds"] = round(used.ru_utime + used.ru_stime, 2)
-    with lock, open(lines_file(o), "a", encoding="utf-8") as f:
-        f.write(json.dumps(row) + "\n")
-        print(f"{setup} {way} {rate} seed {seed}: {last(row):.4f}, {row['cpu_seconds']} s", flush=True)
+def train(o, setup, way, rate, seed):
+    if sum(r["cpu_seconds"] for r in journal(o).rows().values()) > 60 * o.minutes:
+        return
+    flags = [*SETUPS[setup][1].split(), *ALWAYS.split(), "--data", f"{o.work}/{setup}", "--lr", rate, "--seed", seed]
+    left, used = study.train(o.program, [*flags, *WAYS[way]], f"{o.work}/{setup}-{way}-{rate}-{seed}")
+    row = {"setup": setup, "way": way, "rate": rate, "seed": seed, "commit": left.commit}
+    row |= {"curve": [*map(list, left.validations.items())], "cpu_seconds": used["cpu_seconds"]}
+    journal(o).add(row)
+    print(f"{setup} {way} {rate} seed {seed}: {last(row):.4f}, {row['cpu_seconds']} s", flush=True)
 
 
 def of(rows, setup, way, rate):
@@ -140,45 +117,23 @@ def welch(a, b):
     )
 
 
-def panel(rows, setup, left):
-    """The mean curves at the best rates, `left` from the picture's edge."""
-    curves = {way: mean_curve(of(rows, setup, way, best(rows, setup, way)))[1:] for way in WAYS}
-    values = [v for c in curves.values() for _, v in c]
-    low, high, steps = min(values), max(values), curves["AdamW"][-1][0]
-
-    def x(step):
-        return left + 50 + step / steps * (WIDTH - 70)
-
-    def y(loss):
-        return HEIGHT - 40 - (loss - low) / (high - low) * (HEIGHT - 90)
-
-    out = [f'<text x="{left + 50}" y="20" font-weight="bold">{setup}: validation loss (nats per token) by step</text>']
-    for v in (low, (low + high) / 2, high):
-        out.append(f'<line x1="{x(0):.1f}" y1="{y(v):.1f}" x2="{x(steps):.1f}" y2="{y(v):.1f}" stroke="#dddddd"/>')
-        out.append(f'<text x="{left + 44}" y="{y(v) + 4:.1f}" text-anchor="end">{v:.2f}</text>')
-    for step, _ in curves["AdamW"][::-1][:: -(-len(curves["AdamW"]) // 10)]:
-        out.append(f'<text x="{x(step):.1f}" y="{HEIGHT - 18}" text-anchor="middle">{step}</text>')
-    for k, (way, curve) in enumerate(curves.items()):
-        at = " ".join(f"{x(s):.1f},{y(v):.1f}" for s, v in curve)
-        rate = best(rows, setup, way)
-        out.append(f'<polyline fill="none" stroke="{COLORS[way]}" stroke-width="2" points="{at}"/>')
-        out.append(
-            f'<text x="{x(steps) - 4:.1f}" y="{60 + 16 * k}" text-anchor="end" fill="{COLORS[way]}">'
-            f"{way}, --lr {rate}, mean of {len(of(rows, setup, way, rate))}</text>"
-        )
-    return out
-
-
-def picture(o, rows, setups):
-    size = f'width="{WIDTH * len(setups)}" height="{HEIGHT}"'
-    out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} font-family="sans-serif" font-size="12">',
-        '<rect width="100%" height="100%" fill="white"/>',
-    ]
+def picture(rows, setups):
+    """The mean curves at the best rates."""
+    p = Picture("Muon beside AdamW", 300, 460 * len(setups))
     for k, setup in enumerate(setups):
-        out += panel(rows, setup, k * WIDTH)
-    with open(os.path.splitext(o.report)[0] + ".svg", "w", encoding="utf-8") as f:
-        f.write("\n".join([*out, "</svg>", ""]))
+        rates = {way: best(rows, setup, way) for way in WAYS}
+        curves = {way: mean_curve(of(rows, setup, way, rate))[1:] for way, rate in rates.items()}
+        values, steps = [v for c in curves.values() for _, v in c], [step for step, _ in curves["AdamW"]]
+        low, high = min(values), max(values)
+        p.text(460 * k + 50, 20, f"{setup}: validation loss (nats per token) by step", strong=True)
+        chart = Chart(p, (460 * k + 50, 50, 390, 210), (0, steps[-1]), (low, high))
+        chart.rows((low, (low + high) / 2, high), "{:.2f}".format)
+        chart.columns(steps[::-1][:: -(-len(steps) // 10)])
+        for row, (way, rate) in enumerate(rates.items()):
+            chart.curve(curves[way], COLOURS[way])
+            name = f"{way}, --lr {rate}, mean of {len(of(rows, setup, way, rate))}"
+            p.text(460 * k + 436, 60 + 16 * row, name, 12, "end", colour=COLOURS[way])
+    return p.svg()
 
 
 def section(rows, setup):
@@ -190,12 +145,10 @@ def section(rows, setup):
         "",
         "Validation loss after the last step, nats per token: mean of the seeds (how many).",
         "",
-        "| `--lr` | " + " | ".join(RATES) + " |",
-        "|---" * (1 + len(RATES)) + "|",
     ]
-    for way in WAYS:
-        cells = [of(rows, setup, way, rate) for rate in RATES]
-        text.append(f"| {way} | " + " | ".join(f"{mean_last(c):.4f} ({len(c)})" if c else "-" for c in cells) + " |")
+    cells = [[way, *(of(rows, setup, way, rate) for rate in RATES)] for way in WAYS]
+    cells = [[way, *(f"{mean_last(c):.4f} ({len(c)})" if c else "-" for c in of_rates)] for way, *of_rates in cells]
+    text += study.table(["`--lr`", *RATES], cells).splitlines()
     rates = {way: best(rows, setup, way) for way in WAYS}
     base, mine = (of(rows, setup, way, rates[way]) for way in WAYS)
     loss, n = mean_last(base), min(len(base), len(mine))
@@ -231,14 +184,12 @@ def section(rows, setup):
 
 
 def report(o):
-    rows = known(o)
+    rows = journal(o).rows()
     setups = [s for s in SETUPS if all((s, way, rate, 1) in rows for way in WAYS for rate in RATES)]
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-        cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), "CPU")
     commits = ", ".join(sorted({r["commit"] for r in rows.values()}))
     spent = sum(r["cpu_seconds"] for r in rows.values()) / 60
     intro = (
-        f"By `dev/run/optimizers.py`, {datetime.date.today()}, {cpu}, one thread a run, commit {commits}: "
+        f"By `dev/run/optimizers.py`, {datetime.date.today()}, {study.cpu_name()}, one thread a run, commit {commits}: "
         f"{len(rows)} runs, {spent:.1f} core-minutes. Muon has `--optimizer muon` beside the other flags, and nothing "
         "else is tuned. These are small and short trainings: no more is shown than that. Where Muon's curve "
         "has AdamW's last loss, its learning rate is still that of a run of all steps: a run that ends there would be "
@@ -253,32 +204,21 @@ def report(o):
         text += [f"Not run, for want of time: {len(left)} runs of the {setup}{further}.", ""] if left else []
     if setups:
         text += [f"![Validation loss by step, at the best rate of each]({os.path.basename(o.report)[:-3]}.svg)", ""]
-        picture(o, rows, setups)
-    with open(o.report, "w", encoding="utf-8") as f:
-        f.write("\n".join(text))
+        study.write(study.beside(o.report, ".svg"), picture(rows, setups))
+    study.write(o.report, "\n".join(text))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("program")
-    p.add_argument("--work", required=True, help="folder for data and runs")
-    p.add_argument("--report", required=True, help="the page to write; runs (.jsonl) and picture (.svg) are beside it")
+    study.arguments(p)
     p.add_argument("--seeds", type=int, default=5)
-    p.add_argument("--jobs", type=int, default=1, help="runs at a time")
     p.add_argument("--minutes", type=float, default=75, help="CPU time of all runs together")
     o = p.parse_args()
-    o.program = os.path.realpath(o.program)
-    os.makedirs(o.work, exist_ok=True)
-    for setup, (data, *_) in SETUPS.items():
-        if o.minutes > 0 and not os.path.exists(f"{o.work}/{setup}/dataset.json"):
-            prepare = [sys.executable, "data_prep/prepare.py", *data.split(), "--out", f"{o.work}/{setup}", "--quiet"]
-            subprocess.run(prepare, check=True)
-    lock = threading.Lock()
-    for setup in SETUPS if o.minutes > 0 else ():
-        for _ in range(2):
-            with concurrent.futures.ThreadPoolExecutor(o.jobs) as pool:
-                for run in [pool.submit(train, o, lock, *key) for key in missing(o, known(o), setup)]:
-                    run.result()
+    for setup, (data, *_) in {} if o.report_only else SETUPS.items():
+        study.prepare(f"{o.work}/{setup}", *data.split())
+    for setup in () if o.report_only else SETUPS:
+        for _ in range(2):  # the second finds the best rates of the first
+            study.each(o.jobs, lambda *key: train(o, *key), missing(o, journal(o).rows(), setup))
     report(o)
 
 

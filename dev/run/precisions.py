@@ -13,15 +13,14 @@ count only among the same settings and data. The table says how many pairs each 
 import argparse
 import datetime
 import hashlib
-import json
 import math
 import os
 import platform
-import shutil
-import subprocess
-import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+
+import student
+import study
+from picture import BLUE, GREY, ORANGE, PINK, Chart, Picture
 
 TYPES = {  # name: flags, the largest gap allowed at the interval's upper end
     "bf16": (["--dtype", "bf16", "--grad-dtype", "fp32"], None),
@@ -32,12 +31,7 @@ TYPES = {  # name: flags, the largest gap allowed at the interval's upper end
     "fp32": (["--dtype", "fp32"], None),
 }
 BASE = "bf16"
-STUDENT = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131]  # 97.5 %, by degrees of freedom
 SETTINGS = ("steps", "lr", "batch", "seq_len", "model", "val_tokens")  # what runs must have in common, beside the data
-
-
-def lines_file(args):
-    return os.path.splitext(args.report)[0] + ".jsonl"
 
 
 def data_sum(args):
@@ -52,121 +46,68 @@ def data_sum(args):
     return sum_.hexdigest()[:12]
 
 
-def settings(args):
-    return {name: getattr(args, name) for name in SETTINGS} | {"data": args.data_sum}
+def journal(args, what):
+    """Of what has been done: "run" or "wire"."""
+    settings = {name: getattr(args, name) for name in SETTINGS} | {"data": args.data_sum}
+    return study.Journal(study.beside(args.report, ".jsonl"), "type", "seed", "what", settings=settings, what=what)
 
 
-def known(args, what):
-    """The lines of `what` ("run" or "wire") with these settings, by type and seed."""
-    found = {}
-    if os.path.exists(lines_file(args)):
-        with open(lines_file(args), encoding="utf-8") as f:
-            for number, text in enumerate(f, 1):
-                try:
-                    row = json.loads(text)
-                    if row["what"] == what and row["settings"] == settings(args) and row["type"] in TYPES:
-                        found[(row["type"], row["seed"])] = row
-                except (ValueError, KeyError, TypeError):
-                    sys.exit(f"{lines_file(args)}, line {number}: not a line of this program\n  take it out")
-    return found
+def done(args, what):
+    return {(name, seed): row for (name, seed, _), row in journal(args, what).rows().items() if name in TYPES}
 
 
-def add_line(args, row):
-    row = {"date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M"), "settings": settings(args)} | row
-    with open(lines_file(args), "a", encoding="utf-8") as f:
-        f.write(json.dumps(row) + "\n")
+def flags(args, name):
+    fixed = ["--preset", "bytes", *args.model.split(), "--data", f"{args.work}/data", "--batch", args.batch, "--seq-len", args.seq_len]
+    fixed += ["--lr", args.lr, "--warmup", args.steps // 10, "--device", "cpu", "--log-every", 50, "--spike-z", 6]
+    return [*fixed, *TYPES[name][0], "--val-every", 0, "--save-every", 0]
 
 
 def folder(args, name, seed):
     return f"{args.work}/{name.replace(' ', '-')}-{seed}"
 
 
-def flags(args, name):
-    fixed = ["--preset", "bytes", *args.model.split(), "--data", f"{args.work}/data", "--batch", args.batch, "--seq-len", args.seq_len]
-    fixed += ["--lr", args.lr, "--warmup", args.steps // 10, "--device", "cpu", "--log-every", 50, "--spike-z", 6]
-    return [str(x) for x in fixed] + TYPES[name][0]
-
-
-def call(command, log):
-    with open(log, "w", encoding="utf-8") as f:
-        code = subprocess.run(command, stdout=f, stderr=subprocess.STDOUT, check=False).returncode
-    if code:
-        with open(log, encoding="utf-8") as f:
-            sys.exit(f"{' '.join(command)}\nended with {code}:\n{f.read()[-2000:]}")
-
-
-def train(args, name, seed):
-    out = folder(args, name, seed)
-    shutil.rmtree(out, ignore_errors=True)
-    command = [args.program, *flags(args, name), "--seed", str(seed), "--steps", str(args.steps), "--val-every", "0", "--val-tokens",
-               str(args.val_tokens), "--save-every", "0", "--threads", str(args.threads), "--out", out]  # fmt: skip
-    call(command, f"{out}.log")
-    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
-        lines = [json.loads(line) for line in f]
-    steps = [row for row in lines if "loss" in row]
-    with open(f"{out}/run_status.json", encoding="utf-8") as f:
-        commit = json.load(f)["commit"]
-    row = {"commit": commit, "what": "run", "type": name, "seed": seed, "val_loss": float([row["val_loss"] for row in lines if "val_loss" in row][-1]),
-           "spikes": sum("spike" in row for row in lines), "skipped": steps[-1].get("skipped", 0),
-           "memory": max(row["memory_bytes"] for row in steps), "seconds": round(sum(row["seconds"] for row in steps), 1)}  # fmt: skip
-    add_line(args, row)
-    shutil.rmtree(out)
-    return row
+def train(args, seed, name, until):
+    start = time.monotonic()
+    if start > until:
+        return
+    more = ["--seed", seed, "--steps", args.steps, "--val-tokens", args.val_tokens, "--threads", args.threads]
+    left, _ = study.train(args.program, flags(args, name) + more, folder(args, name, seed), OMP_NUM_THREADS=str(args.threads))
+    row = {"date": f"{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d %H:%M}", "commit": left.commit, "type": name, "seed": seed, "val_loss": left.val_loss,
+           "spikes": sum("spike" in row for row in left.rows), "skipped": left.steps[-1].get("skipped", 0),
+           "memory": max(row["memory_bytes"] for row in left.steps), "seconds": round(sum(row["seconds"] for row in left.steps), 1)}  # fmt: skip
+    journal(args, "run").add(row)
+    print(f"seed {seed}, {name}: {row['val_loss']:.4f}, {time.monotonic() - start:.0f} s", flush=True)
 
 
 def measure_wire(args, name):
     """Bytes that a rank of three sends in a step of ZeRO-3, on average."""
-    out = folder(args, name, "wire")
-    shutil.rmtree(out, ignore_errors=True)
-    command = ["mpirun", "-n", "3", args.program, *flags(args, name), "--batch", "2", "--seq-len", "64", "--zero", "3", "--collectives",
-               "ring", "--steps", "3", "--warmup", "1", "--val-every", "0", "--val-tokens", "1", "--save-every", "0", "--threads", "1", "--out", out]  # fmt: skip
-    call(command, f"{out}.log")
-    with open(f"{out}/metrics.jsonl", encoding="utf-8") as f:
-        sent = [row for row in map(json.loads, f) if "loss" in row][-1].get("bytes_sent", 0)
-    add_line(args, {"what": "wire", "type": name, "seed": 0, "bytes_sent": sent})
-    shutil.rmtree(out)
+    more = "--batch 2 --seq-len 64 --zero 3 --collectives ring --steps 3 --warmup 1 --val-tokens 1 --threads 1".split()
+    left, _ = study.train(args.program, flags(args, name) + more, folder(args, name, "wire"), ranks=3)
+    journal(args, "wire").add({"type": name, "seed": 0, "bytes_sent": left.steps[-1].get("bytes_sent", 0)})
 
 
-def interval(values):
-    n, mean = len(values), sum(values) / len(values)
-    if n < 2:
-        return mean, float("nan")
-    deviation = math.sqrt(sum((v - mean) ** 2 for v in values) / (n - 1))
-    return mean, STUDENT[min(n - 1, len(STUDENT) - 1)] * deviation / math.sqrt(n)
-
-
-def picture(path, gaps):
+def picture(gaps):
     """Dots: pairs by seed; a bar: the mean and its interval; a dashed line: what is allowed."""
-    width, row, left, right = 760, 46, 130, 20
-    largest = max([abs(g) for all_ in gaps.values() for g in all_] + [0.0105])
-    height = row * len(gaps) + 60
-
-    def x(gap):
-        return left + (gap + largest) / (2 * largest) * (width - left - right)
-
-    text = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" font-family="sans-serif" font-size="12">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{left}" y="18">validation loss against bf16, by pairs of a seed: dots; mean and 95 % interval: bar; allowed: dashed</text>',
-        f'<line x1="{x(0):.1f}" y1="28" x2="{x(0):.1f}" y2="{height - 26}" stroke="#999"/>',
-    ]
+    most = max([abs(g) for of_type in gaps.values() for g in of_type] + [0.0105])
+    p = Picture("Validation loss of the number formats against bf16", 60 + 46 * len(gaps))
+    p.text(130, 18, "validation loss against bf16, by pairs of a seed: dots; mean and 95 % interval: bar; allowed: dashed")
+    chart = Chart(p, (130, 28, 610, 46 * len(gaps)), (-most, most), (0, 1))
+    percents = range(-int(most * 100), int(most * 100) + 1)
+    chart.columns([percent / 100 for percent in percents], lambda gap: f"{100 * gap:+.0f} %")
     for i, (name, values) in enumerate(gaps.items()):
-        y = 50 + i * row
-        text.append(f'<text x="{left - 8}" y="{y + 4}" text-anchor="end">{name}, {len(values)}</text>')
+        y = 50 + i * 46
+        p.text(122, y + 4, f"{name}, {len(values)}", anchor="end")
         if values:
-            mean, half = interval(values)
+            mean, half = student.interval(values)
             half = 0 if math.isnan(half) else half
-            low, high = max(-largest, mean - half), min(largest, mean + half)
-            text.append(f'<line x1="{x(low):.1f}" y1="{y}" x2="{x(high):.1f}" y2="{y}" stroke="#1f5fa8" stroke-width="3"/>')
-            text.append(f'<line x1="{x(mean):.1f}" y1="{y - 8}" x2="{x(mean):.1f}" y2="{y + 8}" stroke="#1f5fa8" stroke-width="3"/>')
-        text += [f'<circle cx="{x(v):.1f}" cy="{y + 13}" r="3" fill="#c4622d"/>' for v in values]
-        limit = TYPES[name][1]
-        if limit:
-            text.append(f'<line x1="{x(limit):.1f}" y1="{y - 14}" x2="{x(limit):.1f}" y2="{y + 18}" stroke="#a33" stroke-dasharray="4 3"/>')
-    for percent in range(-int(largest * 100), int(largest * 100) + 1):
-        text.append(f'<text x="{x(percent / 100):.1f}" y="{height - 10}" text-anchor="middle">{percent:+d} %</text>')
-    with open(path, "w", encoding="utf-8") as f:
-        f.write("\n".join([*text, "</svg>", ""]))
+            p.line([(chart.x(max(-most, mean - half)), y), (chart.x(min(most, mean + half)), y)], BLUE, 3)
+            p.line([(chart.x(mean), y - 8), (chart.x(mean), y + 8)], BLUE, 3)
+        for v in values:
+            p.circle(round(chart.x(v), 1), y + 13, 3, ORANGE, ORANGE)
+        if limit := TYPES[name][1]:
+            p.line([(chart.x(limit), y - 14), (chart.x(limit), y + 18)], PINK, dashed=True)
+    p.line([(chart.x(0), 28), (chart.x(0), 28 + 46 * len(gaps))], GREY)
+    return p.svg()
 
 
 def verdict(limit, mean, half, pairs):
@@ -180,33 +121,30 @@ def verdict(limit, mean, half, pairs):
 
 
 def report(args):
-    runs, wire = known(args, "run"), known(args, "wire")
+    runs, wire = done(args, "run"), done(args, "wire")
     by = {name: {seed: row for (type_, seed), row in runs.items() if type_ == name} for name in TYPES}
     if not by[BASE]:
-        sys.exit(f"precisions: {lines_file(args)} has no run in {BASE} with these settings and data yet")
+        raise SystemExit(f"precisions: {journal(args, 'run').path} has no run in {BASE} with these settings and data yet")
     gaps = {name: [row["val_loss"] / by[BASE][seed]["val_loss"] - 1 for seed, row in sorted(rows.items()) if seed in by[BASE]]
             for name, rows in by.items() if name != BASE}  # fmt: skip
-    with open("/proc/cpuinfo", encoding="utf-8") as f:
-        cpu = next(line.split(":")[1].strip() for line in f if line.startswith("model name"))
     commits, dates = sorted({r["commit"] for r in runs.values()}), sorted(r["date"][:10] for r in runs.values())
     lines = [
         "# Number formats compared on real text",
         "",
         f"    python3 dev/run/precisions.py ./train_llama --work WORK --report runs/precisions.md --steps {args.steps} --lr {args.lr} --batch {args.batch} --seq-len {args.seq_len} --val-tokens {args.val_tokens} --model '{args.model}'",
         "",
-        f"Commit {', '.join(commits)}; {dates[0]}{'' if dates[0] == dates[-1] else ' to ' + dates[-1]}; {cpu}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
+        f"Commit {', '.join(commits)}; {dates[0]}{'' if dates[0] == dates[-1] else ' to ' + dates[-1]}; {study.cpu_name()}, {os.cpu_count()} cores shared with other work, {platform.system()}; the CPU backend, no GPU.",
         f"The quickstart's model (`--preset bytes`) with {args.model}, since `block` needs multiples of 128; {args.steps} steps of {args.batch * args.seq_len} tokens at a learning rate of {args.lr},",
         f"the source of Python's standard library as bytes (sum {args.data_sum}), validation on {args.val_tokens} tokens. With a seed all types have the",
         "same first weights and the same batches. Gap: (loss - loss of bf16) / loss of bf16, of a pair; below 0 is better than bf16.",
-        f"[Every run, one line each]({os.path.basename(lines_file(args))}).",
+        f"[Every run, one line each]({os.path.basename(journal(args, 'run').path)}).",
         "",
-        "| type | seeds | validation loss, mean | gap to bf16, mean | 95 % interval | allowed at its upper end | spikes | updates skipped | peak memory, MiB | MB sent in a step, ZeRO-3 on 3 ranks |",
-        "|---|---|---|---|---|---|---|---|---|---|",
     ]
+    rows = []
     for name in TYPES:
         r, limit = list(by[name].values()), TYPES[name][1]
         if not r:
-            lines.append(f"| {name} | 0 |" + " not run |" * 8)
+            rows.append([name, 0, *["not run"] * 8])
             continue
         cells = [name, str(len(r)), f"{sum(v['val_loss'] for v in r) / len(r):.4f}"]
         if name == BASE:
@@ -214,33 +152,30 @@ def report(args):
         elif not gaps[name]:
             cells += ["no pair", "-", "-"]
         else:
-            mean, half = interval(gaps[name])
+            mean, half = student.interval(gaps[name])
             more = len(gaps[name]) > 1
             cells += [f"{100 * mean:+.3f} %", f"{100 * (mean - half):+.3f} to {100 * (mean + half):+.3f} %" if more else "one pair has none"]
             cells.append(verdict(limit, mean, half, len(gaps[name])))
         sent = wire.get((name, 0))
         cells += [str(sum(v["spikes"] for v in r)), str(sum(v["skipped"] for v in r)), f"{r[0]['memory'] / 2**20:.1f}"]
-        lines.append("| " + " | ".join([*cells, f"{sent['bytes_sent'] / 1e6:.2f}" if sent else "not measured"]) + " |")
-    svg = os.path.splitext(args.report)[0] + ".svg"
-    lines += ["", f"![Gap to bf16, by type and number of pairs]({os.path.basename(svg)})", "", "Losses by seed:", ""]
-    lines += ["| seed | " + " | ".join(TYPES) + " |", "|---" * (1 + len(TYPES)) + "|"]
-    for seed in sorted({seed for _, seed in runs}):
-        lines.append(f"| {seed} | " + " | ".join(f"{by[name][seed]['val_loss']:.4f}" if seed in by[name] else "-" for name in TYPES) + " |")
+        rows.append([*cells, f"{sent['bytes_sent'] / 1e6:.2f}" if sent else "not measured"])
+    head = ["type", "seeds", "validation loss, mean", "gap to bf16, mean", "95 % interval", "allowed at its upper end", "spikes", "updates skipped",
+            "peak memory, MiB", "MB sent in a step, ZeRO-3 on 3 ranks"]  # fmt: skip
+    svg = study.beside(args.report, ".svg")
+    lines += [study.table(head, rows), f"![Gap to bf16, by type and number of pairs]({os.path.basename(svg)})", "", "Losses by seed:", ""]
+    seeds = sorted({seed for _, seed in runs})
+    losses = [[seed, *(f"{of[seed]['val_loss']:.4f}" if seed in of else "-" for of in by.values())] for seed in seeds]
+    lines += study.table(["seed", *TYPES], losses).splitlines()
     if args.about and os.path.exists(args.about):
         with open(args.about, encoding="utf-8") as f:
             lines += ["", f.read().strip()]
-    picture(svg, gaps)
-    with open(args.report + ".tmp", "w", encoding="utf-8") as f:
-        f.write("\n".join([*lines, ""]))
-    os.replace(args.report + ".tmp", args.report)
+    study.write(svg, picture(gaps))
+    study.write(args.report, "\n".join([*lines, ""]))
 
 
 def main():
     p = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    p.add_argument("program")
-    p.add_argument("--work", required=True, help="folder for data and runs")
-    p.add_argument("--report", required=True, help="the table to write; runs (.jsonl) and picture (.svg) are beside it")
-    p.add_argument("--report-only", action="store_true", help="run nothing")
+    study.arguments(p)
     p.add_argument("--about", default="", help="a file of Markdown to put below the tables")
     p.add_argument("--seeds", type=int, default=8)
     p.add_argument("--steps", type=int, default=400)
@@ -249,33 +184,19 @@ def main():
     p.add_argument("--seq-len", type=int, default=256)
     p.add_argument("--model", default="--ffn 768", help="flags that change the model (default: --ffn 768; block needs multiples of 128)")
     p.add_argument("--val-tokens", type=int, default=1 << 19)
-    p.add_argument("--jobs", type=int, default=1, help="runs at a time")
     p.add_argument("--threads", type=int, default=2, help="of each run")
     p.add_argument("--minutes", type=float, default=1e9, help="no run begins after them")
     args = p.parse_args()
-    args.program = os.path.realpath(args.program)
-    os.makedirs(args.work, exist_ok=True)
-    if not os.path.exists(f"{args.work}/data/dataset.json"):
-        subprocess.run([sys.executable, "data_prep/prepare.py", "stdlib", "--out", f"{args.work}/data", "--quiet"], check=True)
+    study.prepare(f"{args.work}/data", "stdlib")
     args.data_sum = data_sum(args)
-    began, runs, wire = time.monotonic(), known(args, "run"), known(args, "wire")
-
-    def job(pair):
-        seed, name = pair
-        start = time.monotonic()
-        if (name, seed) in runs or start - began > 60 * args.minutes:
-            return
-        row = train(args, name, seed)
-        print(f"seed {seed}, {name}: {row['val_loss']:.4f}, {time.monotonic() - start:.0f} s", flush=True)
-
     if not args.report_only:
-        with ThreadPoolExecutor(args.jobs) as pool:
-            seeds = range(1, args.seeds + 1)
-            compared = [name for name in TYPES if name == BASE or TYPES[name][1]]  # all seeds of these come first
-            list(pool.map(job, [(seed, name) for seed in seeds for name in compared]))
-            list(pool.map(job, [(seed, name) for seed in seeds for name in TYPES if name not in compared]))
+        compared = [name for name in TYPES if name == BASE or TYPES[name][1]]  # all seeds of these come first
+        until, known = time.monotonic() + 60 * args.minutes, done(args, "run")
+        for names in (compared, [name for name in TYPES if name not in compared]):
+            todo = [(seed, name) for seed in range(1, args.seeds + 1) for name in names if (name, seed) not in known]
+            study.each(args.jobs, lambda seed, name: train(args, seed, name, until), todo)
         for name in TYPES:
-            if (name, 0) not in wire:
+            if (name, 0) not in done(args, "wire"):
                 measure_wire(args, name)
     report(args)
 

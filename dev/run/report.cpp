@@ -8,7 +8,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
-#include "llama/report/run_record.h"
+#include "dev/common/run_record.h"
 
 int main(int argc, char** argv) {
     std::vector<std::string> folders;

@@ -15,7 +15,7 @@
 #include "comm/collectives.h"
 #include "comm/host.h"
 #include "comm/layout_text.h"
-#include "comm/links.h"
+#include "dev/common/links.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "comm/mpi_transport.h"

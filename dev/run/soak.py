@@ -2,7 +2,7 @@
 """Trains while faults of every kind happen, one after another, and asks for the weights of the same work without faults.
 
     dev/run/soak.py PROGRAM SHIM [--minutes M] [--faults N] [--seed S] [--steps N] [--jobs N] [--timeout S] [--round R [--start K]] [--report FILE]
-    dev/run/soak.py PROGRAM SHIM --snapshots [...]
+    dev/run/soak.py PROGRAM SHIM --snapshots [--wide] [...]
 
 SHIM is the library made of test/faults/file_faults.cpp. A round is one run of --steps steps. Each of its starts resumes from
 what the one before it left, with another layout: 1 to 4 ranks, ZeRO 0 to 3, tp, pp and cp. In each start one or two faults
@@ -18,7 +18,7 @@ fault may end it.
 --snapshots: each round is one job that starts its own ranks again (--ranks with --max-restarts, supervise.sh with mpirun, or
 test/faults/hosts.py, where the host of a rank that is killed is lost with its memory) from snapshots in memory. Ranks are killed and
 stopped at random moments; what is lost of the steps is bounded, the final weights and the rows are those of the same run without
-faults, and nothing may stay in /dev/shm.
+faults, and nothing may stay in /dev/shm. --wide: 8 ranks. The report has the seconds from a fault to the next step.
 """
 
 import argparse
@@ -33,6 +33,7 @@ import random
 import re
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -46,15 +47,17 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 VAL_EVERY = 5  # beside a checkpoint every 4 steps
 SHAPE = (
     "--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 "
-    "--seq-len 32 --batch-tokens 384 --lr-schedule constant --warmup 0 --val-tokens 256 --log-every 20 "
+    "--seq-len 32 --lr-schedule constant --warmup 0 --val-tokens 256 --log-every 20 "
     f"--collectives ring --val-every {VAL_EVERY}"
 ).split()
 LAYOUTS = ["1 --zero 0", "1 --zero 3", "2 --tp 2", "2 --pp 2", "2 --cp 2", "4 --zero 3 --shard-size 2"]
 LAYOUTS += [f"{n} --zero {z}" for n in (2, 3, 4) for z in range(4)]
 LAYOUTS += [f"4 --{axis} 2 --zero {z}" for axis in ("tp", "pp", "cp") for z in range(4)]
 LAYOUTS += ["4 --tp 2 --pp 2", "4 --tp 2 --cp 2"]
+WIDE = ["8 --zero 3 --shard-size 4", "8 --tp 2 --zero 2", "8 --pp 2 --zero 1", "8 --cp 2 --zero 3", "8 --tp 2 --pp 2"]
+WIDE = [f"{name} --batch-tokens 768" for name in [*WIDE, *(f"8 --zero {z}" for z in range(4))]]
 # A start keeps what its checkpoint says of the layout, so each flag is given.
-PLAIN = {"--zero": "1", "--tp": "1", "--pp": "1", "--cp": "1", "--shard-size": "0"}
+PLAIN = {"--zero": "1", "--tp": "1", "--pp": "1", "--cp": "1", "--shard-size": "0", "--batch-tokens": "384"}
 EXIT_CODES = {0, 2, 70, 71, 72, 73, 75, 130}
 WRONG = [
     ("none of its checkpoints", "no checkpoint is good any more"),
@@ -143,6 +146,7 @@ class Round:
         self.made = {0: []}  # how the checkpoint of each step was made: segments
         self.counts, self.problems, self.log_lines = collections.Counter(), [], []
         self.starts, self.lost_rows = 0, False
+        self.seconds = collections.defaultdict(list)  # of SnapshotRound: from a fault to the next step
 
     def draw(self, start):
         soak = self.soak
@@ -449,24 +453,32 @@ class SnapshotRound(Round):
     def run(self):
         soak = self.soak
         chance = random.Random(f"{soak.seed} snapshots {self.number}")
-        layout = chance.choice([name for name in LAYOUTS if not name.startswith("1 ")])
+        layout = chance.choice(WIDE if soak.wide else [name for name in LAYOUTS if not name.startswith("1 ")])
         starter = self.STARTERS[self.number % 3]
         log_path = soak.work / f"round{self.number}.log"
         with open(log_path, "wb") as log:
             job = self.launch(self.command_with(layout, starter), {"FAULT": "step:*:*:sleep=0.05"}, log)
+            kind, struck = "", 0.0
             for _ in range(self.MOST):
                 # Some steps later, and at any moment of one.
-                wanted = log_path.read_bytes().count(b"\nstep ") + chance.randint(1, 9)
-                while job.poll() is None and log_path.read_bytes().count(b"\nstep ") < wanted:
+                text = log_path.read_bytes()
+                starts, wanted = text.count(b"\nresumed "), text.count(b"\nstep ") + chance.randint(1, 9)
+                while job.poll() is None and text.count(b"\nstep ") < wanted:
                     time.sleep(0.05)
+                    text = log_path.read_bytes()
+                    if kind and text.count(b"\nresumed ") > starts and b"\nstep " in text.rpartition(b"\nresumed ")[2]:
+                        self.seconds[kind].append(time.monotonic() - struck)
+                        kind = ""
                 time.sleep(chance.uniform(0, 0.1))
                 number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
                 there = self.ranks()
                 if any(map(is_stopped, there)):  # of ranks that are all stopped none could notice it
                     number = signal.SIGKILL
+                struck = time.monotonic()
                 if there and send([there[int(chance.random() * len(there))]], number):
                     kind = "a rank is stopped" if number == signal.SIGSTOP else "kill -9 of a rank"
-                    self.counts[f"{kind}, under {starter}"] += 1
+                    kind += f", under {starter}"
+                    self.counts[kind] += 1
             hung = self.wait(job)
             left = self.end_all(grace=0 if hung else 10)
         text = log_path.read_text(errors="replace")
@@ -542,7 +554,7 @@ class Soak:
         self.program, self.shim = os.path.abspath(args.program), os.path.abspath(args.shim)
         self.seed, self.steps, self.work = args.seed, args.steps, pathlib.Path(work)
         self.timeout, self.start = args.timeout, args.start
-        self.snapshots = args.snapshots
+        self.snapshots, self.wide = args.snapshots, args.wide
         self.limit, self.wanted = 60 * args.minutes, args.faults
         self.began, self.total = time.monotonic(), 0
         self.lock = threading.Lock()
@@ -612,10 +624,12 @@ class Soak:
 {time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** {how} Each round's sequence of (step, layout) was run again without
 faults: final weights, optimizer state and rows of metrics.jsonl were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
 
-| fault | times |
-|---|---|
+| fault | times | seconds to the next step: median, most |
+|---|---|---|
 """
-        text += "".join(f"| {kind} | {n} |\n" for kind, n in sorted(counts.items()))
+        for kind, n in sorted(counts.items()):
+            took = [s for r in rounds for s in r.seconds[kind]]
+            text += f"| {kind} | {n} | {f'{statistics.median(took):.1f}, {max(took):.1f}' if took else ''} |\n"
         text += "\n| round | starts | faults | segments of (step, layout) replayed | result |\n|---|---|---|---|---|\n"
         for r in sorted(rounds, key=lambda r: r.number):
             result = "PROBLEM" if r.problems else "equal"
@@ -637,6 +651,7 @@ def main():
     parser.add_argument("--round", type=int, default=-1)
     parser.add_argument("--start", type=int, default=-1)
     parser.add_argument("--snapshots", action="store_true")
+    parser.add_argument("--wide", action="store_true")
     parser.add_argument("--report", default="")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="soak-") as work:

@@ -5,11 +5,9 @@ import json
 import math
 import os
 import re
-import sys
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path.append(TOP + "/dev/learn")
-from picture import BLUE, COLOURS, GREY, Picture  # noqa: E402
+from study import TOP, beside, table, write
+from picture import BLUE, COLOURS, GREY, Picture  # study has said where it is
 
 STATE = ("parameters", "gradients", "optimizer")
 CPU = "".join(
@@ -32,13 +30,12 @@ def by_formula(stage, ranks):
 
 
 class Sources:
-    """`ask`, `plan` and `table` are tables.py's."""
+    """`ask`, `plan` and `peak_of` are tables.py's."""
 
     def __init__(self, tools, work):
         self.tools, self.work, self.wrong = tools, work, []
         self.cpu = work + "/cpu.toml"
-        with open(self.cpu, "w") as file:
-            file.write(CPU)
+        write(self.cpu, CPU)
 
     def expect(self, what, got, want):
         if abs(got / want - 1) > TOLERANCE:
@@ -51,8 +48,7 @@ class Sources:
         out = f"{self.work}/{name}"
         words = ["mpirun", "-n", str(ranks), self.tools.PROGRAM, *flags, "--device", "cpu", "--threads", "1", "--out", out]
         self.tools.ask(words, env={"OMP_NUM_THREADS": "1"})
-        with open(out + "/ranks.json") as file:
-            return max((rank["memory_peak"] for rank in json.load(file)), key=lambda memory: memory["total"])
+        return self.tools.peak_of(out)
 
     def zero(self):
         rows = []
@@ -73,7 +69,7 @@ class Sources:
         text = "## ZeRO: how many times less a rank keeps\n\nThe published factors are of the state (parameters, gradients, fp32 master, m and v). "
         text += "Stage 3 also has the units that are gathered, and every stage has\nactivations and buffers, which sharding does not touch: of a small model, or with a large "
         text += f"batch, they are most of it.\n\n`train_llama {' '.join([*SMALL, *BF16])} --zero 0|1|2|3` on 4 ranks; `train_llama plan --gpu h100-80g {' '.join([*LARGE, *BF16])}`\n\n"
-        return text + self.tools.table(head, rows)
+        return text + table(head, rows)
 
     def picture(self):
         p = Picture("ZeRO: how many times less a rank keeps", 90 + 36 * len(self.ratios))
@@ -117,7 +113,7 @@ class Sources:
         head = ["PyTorch", "here", "N", *pairs, "state, here to PyTorch"]
         text = f"\n## The state's bytes on a rank, here / PyTorch {golden['torch']}\n\nThe preset `bytes` in fp32, the rank that keeps most. PyTorch's on gloo by "
         text += "`dev/golden/make_sharding_golden.py`, stored in `dev/golden/sharding.json`. What is\nabove 0 % is padding to whole blocks of the norm, and a few hundred bytes of the optimizer's.\n\n"
-        return text + self.tools.table(head, rows)
+        return text + table(head, rows)
 
     def stored(self, page, pattern):
         """Cells of dev/results/PAGE's first line that the pattern finds."""
@@ -155,7 +151,7 @@ class Sources:
              "[page](precisions.md)"],
         ]  # fmt: skip
         text = "\n## Other published figures\n\n"
-        text += self.tools.table(["what", "published", "here, measured", "here, planned", "why they differ", "where"], rows)
+        text += table(["what", "published", "here, measured", "here, planned", "why they differ", "where"], rows)
         return text
 
     def sizes(self):
@@ -168,7 +164,7 @@ class Sources:
             self.expect(f"parameters of {preset}, with padding", padded, published)
             rows.append([f"`{preset}`", f"{published:,}", f"{padded:,}", f"{100 * (padded / published - 1):+.3f} %"])
         text = "\n## Sizes of presets\n\nPlanned elements have each unit padded to whole blocks of the gradient norm; `make lesson N=6` counts without it, to the last one.\n\n"
-        return text + self.tools.table(["preset", "published parameters", "planned, padded", "padding"], rows)
+        return text + table(["preset", "published parameters", "planned, padded", "padding"], rows)
 
 
 def sources(tools, work, options):
@@ -177,8 +173,7 @@ def sources(tools, work, options):
     if made.wrong and options.check:
         raise SystemExit("tables.py sources: " + "\n  ".join([f"{len(made.wrong)} figures are not as published", *made.wrong]))
     if options.out:
-        svg = os.path.splitext(options.out)[0] + ".svg"
-        with open(svg, "w") as file:
-            file.write(made.picture())
+        svg = beside(options.out, ".svg")
+        write(svg, made.picture())
         text = f"![Bars: the factors of the first table, on a logarithmic scale]({os.path.basename(svg)})\n\n{text}"
     return text

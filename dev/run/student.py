@@ -1,4 +1,4 @@
-"""Student's t: one-sided tests of a mean, without scipy."""
+"""Student's t: one-sided tests of a mean and its interval, without scipy."""
 
 import math
 
@@ -12,6 +12,17 @@ def tail(t, freedom):
     h = (b - a) / n
     weights = (1 if i in (0, n) else 4 if i % 2 else 2 for i in range(n + 1))
     return scale * h / 3 * sum(w * max(0.0, math.cos(a + i * h)) ** (freedom - 1) for i, w in enumerate(weights))
+
+
+LIMITS = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131)  # 97.5 %, by degrees of freedom
+
+
+def interval(values):
+    """The mean and half of its 95 % interval; NaN of one value."""
+    if len(values) < 2:
+        return values[0], math.nan
+    mean, error = mean_and_error(values)
+    return mean, LIMITS[min(len(values) - 1, len(LIMITS)) - 1] * error
 
 
 def mean_and_error(values):

@@ -9,7 +9,7 @@
   dev/run/tables.py statistics    what --stats-every 10 costs
   dev/run/tables.py read-ahead    waiting for data with 20 ms at every read; bytes read by two ranks of a host
   dev/run/tables.py sources       every published figure beside ours; --check: exit code 1 if the state's ratios or bytes leave the published
-  dev/run/tables.py bandwidth     every ZeRO stage at several link rates (root; dev/net/bandwidth_study.sh)
+  dev/run/tables.py bandwidth     every ZeRO stage at several link rates (root; dev/net/link_study.py)
   ... --out FILE                  instead of standard output
 
 Needs `make` and `make tools`. Times are of this machine, and mean something only when it has nothing else to do.
@@ -28,8 +28,8 @@ import sys
 import tempfile
 
 import sources as published
+from study import TOP, Left, commit, cpu_name, prepare, table, write
 
-TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 PROGRAM = os.path.join(TOP, "train_llama")
 MIB = 1 << 20
 
@@ -49,16 +49,6 @@ def tool(name):
         if os.path.exists(path):
             return path
     raise SystemExit(f"tables.py: build/dev/{name} is not there\n  nearest: make tools")
-
-
-def machine():
-    cpu = re.search(r"^model name\s*: (.*)", open("/proc/cpuinfo").read(), re.M)
-    return f"{cpu.group(1) if cpu else 'a CPU'}, {os.cpu_count()} cores"
-
-
-def table(head, rows):
-    lines = ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
-    return "\n".join(lines + ["| " + " | ".join(str(cell) for cell in row) + " |" for row in rows]) + "\n"
 
 
 def plan(gpus, gpu, flags):
@@ -94,10 +84,14 @@ def best_rate(result):
     return max(r["numbers"]["tokens_per_second"] for r in result["repeats"])
 
 
-def kinds(work, result):
-    """Peak bytes by kind of the rank that takes most, in the last repeat."""
-    ranks = json.load(open(os.path.join(work, result["repeats"][-1]["folder"], "run", "ranks.json")))
-    return max((r["memory_peak"] for r in ranks), key=lambda m: m["total"])
+def run_of(work, result):
+    """The folder of the last repeat's run."""
+    return os.path.join(work, result["repeats"][-1]["folder"], "run")
+
+
+def peak_of(folder):
+    """Peak bytes by kind of the rank that takes most."""
+    return max((rank["memory_peak"] for rank in Left(folder).ranks), key=lambda memory: memory["total"])
 
 
 def times(value):
@@ -118,15 +112,8 @@ def scaling(work, options):
         if r["target"].startswith("context"):
             alone = one["context:data"]
         rate, of = number(r, "tokens_per_second"), number(alone, "tokens_per_second")
-        rows.append(
-            [
-                r["target"],
-                r["ranks"],
-                f"{rate:,.0f}",
-                f"{max(r['repeats'][-1]['used']) / MIB:.1f}",
-                f"{100 * rate / of:.0f} %",
-            ]
-        )
+        mib = max(r["repeats"][-1]["used"]) / MIB
+        rows.append([r["target"], r["ranks"], f"{rate:,.0f}", f"{mib:.1f}", f"{100 * rate / of:.0f} %"])
     text = "## Ranks of this machine\n\n"
     text += "Strong scaling: the same 4,096 tokens an update. One rank computes with a thread for each core, several share the cores. Efficiency is "
     text += "the rate over that of one rank: what is below 100 % is what the method costs; above it, ranks use the cores better than threads do.\n\n"
@@ -159,26 +146,15 @@ def scaling(work, options):
         for gpus in (8, 16, 64, 256, 512):
             found = plan(gpus, "h100-80g", base + method.split())
             each = each or found["rate"] / gpus
-            rows.append(
-                [
-                    f"`{method}`",
-                    gpus,
-                    f"{found['rate']:,}",
-                    f"{found['memory']['total'] / 2**30:.1f}",
-                    f"{100 * found['rate'] / gpus / each:.0f} %",
-                    found["fits"],
-                ]
-            )
+            gib, efficiency = found["memory"]["total"] / 2**30, 100 * found["rate"] / gpus / each
+            rows.append([f"`{method}`", gpus, f"{found['rate']:,}", f"{gib:.1f}", f"{efficiency:.0f} %", found["fits"]])
     return text + table(["method", "GPUs", "tokens/s", "GiB of a GPU", "efficiency", "fits 80 GB"], rows)
 
 
 def gpt2_memory(work, options):
     flags = "--preset gpt2-355m --vocab 50304 --dtype fp32 --batch 1 --seq-len 64 --data synthetic --val-tokens 64 --val-every 0 --save-every 0 --steps 2".split()
     machine_file = work + "/machine.toml"
-    with open(machine_file, "w") as file:
-        file.write(
-            'kind = "cpu"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\nmemory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\n'
-        )
+    write(machine_file, published.CPU)
     rows = []
     for name, zero, ranks, measured in (("DDP", 0, 4, 2), ("FSDP", 3, 4, 4)):
         how = flags + ["--zero", str(zero)]
@@ -189,28 +165,19 @@ def gpt2_memory(work, options):
             ["mpirun", "-n", str(measured), PROGRAM, *how, "--device", "cpu", "--threads", "1", "--out", out],
             env=threads,
         )
-        took = max((r["memory_peak"] for r in json.load(open(out + "/ranks.json"))), key=lambda m: m["total"])
+        took = peak_of(out)
         gb = [said[k] / 1e9 for k in ("parameters", "optimizer", "gradients", "gathered", "activations")]
         state = (said["parameters"] + said["optimizer"]) / 1e9
         with_pool = state + said["gathered"] / 1e9
-        published = {"DDP": "4.2", "FSDP": "about 1.1"}[name]
+        theirs = {"DDP": "4.2", "FSDP": "about 1.1"}[name]
         rows.append(
-            [f"{name} x {ranks}", *[f"{x:.3f}" for x in gb], f"**{state:.2f}** ({with_pool:.2f} with gathered)", published, f"{said['total']:,}",
+            [f"{name} x {ranks}", *[f"{x:.3f}" for x in gb], f"**{state:.2f}** ({with_pool:.2f} with gathered)", theirs, f"{said['total']:,}",
              f"{took['total']:,} ({measured} ranks)" if ranks != measured else f"{took['total']:,}", f"{said['total'] - took['total']:,}"]
         )  # fmt: skip
     text = "GB of the rank that takes most, by the ledger's kinds. The published figures are of PyTorch after a step with gradients freed: parameters and\n"
     text += "Adam's two moments, 12 bytes for each of 355M parameters, whole or in four parts. DDP is measured on two ranks: four need 23 GB.\n\n"
     text += f"`train_llama {' '.join(flags)} --zero 0|3`, and `train_llama plan` of the same flags\n\n"
-    head = [
-        "method",
-        "parameters",
-        "moments",
-        "gradients",
-        "gathered",
-        "activations",
-        "parameters + moments",
-        "published",
-    ]
+    head = ["method", "parameters", "moments", "gradients", "gathered", "activations", "parameters + moments", "published"]
     return text + table([*head, "planned peak, bytes", "ledger's peak, bytes", "plan - ledger"], rows)
 
 
@@ -221,7 +188,7 @@ def recompute(work, options):
     none = next(r for r in results if r["target"] == "recompute:none")
     rows = []
     for r in results:
-        mine, whole = kinds(work + "/r", r), kinds(work + "/r", none)
+        mine, whole = (peak_of(run_of(work + "/r", result)) for result in (r, none))
         rows.append(
             [r["target"].split(":")[1], f"{1e3 * seconds(r):.0f}", f"{100 * (seconds(r) / seconds(none) - 1):+.0f} %"]
         )
@@ -249,27 +216,12 @@ def recompute(work, options):
 def precision(work, options):
     data = toy_data(work)
     base = f"--preset bytes --dim 128 --heads 4 --kv-heads 4 --ffn 384 --data {data} --batch 4 --seq-len 256"
-    flags = [
-        "--targets",
-        "precision",
-        *repeats_of(options, 3),
-        "--steps",
-        str(options.steps),
-        "--base",
-        base,
-        "--timeout",
-        "1800",
-    ]
+    flags = ["--targets", "precision", *repeats_of(options, 3), "--steps", str(options.steps), "--base", base, "--timeout", "1800"]
     results = harness(work + "/p", flags)
     first = next(r for r in results if r["target"] == "precision:fp32")
     rows = []
     for r in results:
-        losses = []
-        for line in open(os.path.join(work, "p", r["repeats"][-1]["folder"], "run", "metrics.jsonl")):
-            step = json.loads(line)
-            if "loss" in step:
-                losses.append(step["loss"])
-        tail = statistics.mean(losses[-20:])
+        tail = statistics.mean(step["loss"] for step in Left(run_of(work + "/p", r)).steps[-20:])
         rows.append(
             [r["target"].split(":")[1], f"{tail:.4f}", f"{best_rate(r):,.0f}", times(best_rate(r) / best_rate(first)),
              f"{max(r['repeats'][-1]['used']) / MIB:.1f}"]
@@ -283,28 +235,10 @@ def precision(work, options):
 def collectives(work, options):
     text = "busbw in GB/s out of place, the best of 11 runs, the algorithms in turn; every result is checked, none is wrong.\n"
     for ranks in (2, 4):
-        words = [
-            "mpirun",
-            "-n",
-            str(ranks),
-            tool("bench_collectives"),
-            "--best",
-            "--op",
-            "all_reduce,reduce_scatter,all_gather",
-        ]
-        words += [
-            "--algo",
-            "ring,direct,library,symmetric",
-            "--min",
-            "64K",
-            "--max",
-            "64M",
-            "--factor",
-            "4",
-            "--iterations",
-            "11",
-        ]
-        ask([*words, "--json", work + "/c.json"], env={"OMP_NUM_THREADS": "1"})
+        flags = "--best --op all_reduce,reduce_scatter,all_gather --algo ring,direct,library,symmetric --min 64K --max 64M --factor 4"
+        flags += " --iterations 11"
+        words = ["mpirun", "-n", str(ranks), tool("bench_collectives"), *flags.split(), "--json", work + "/c.json"]
+        ask(words, env={"OMP_NUM_THREADS": "1"})
         found = {}
         for row in json.load(open(work + "/c.json"))["results"]:
             assert row["out_of_place"]["nwrong"] == 0, row
@@ -313,14 +247,13 @@ def collectives(work, options):
         for (op, size), by in found.items():
             cells = [f"{by[a]:.2f}" if a in by else "" for a in ("ring", "direct", "symmetric", "library")]
             rows.append([op, f"{size >> 10:,} KiB", *cells, times(by["ring"] / by["library"])])
-        text += f"\n## {ranks} ranks\n\n`{' '.join(['mpirun', '-n', str(ranks), 'build/dev/bench_collectives', *words[4:]])}`\n\n"
+        text += f"\n## {ranks} ranks\n\n`mpirun -n {ranks} build/dev/bench_collectives {flags}`\n\n"
         text += table(["operation", "size", "ring", "direct", "symmetric", "library (MPI)", "ring : library"], rows)
     return text
 
 
 def bandwidth(work, options):
-    words = ["dev/net/bandwidth_study.sh", work + "/b", "2", "1gbit", "300mbit", "100mbit"]
-    ask(words)
+    ask(["dev/net/link_study.py", "bandwidth", work + "/b", "--rates", "1gbit,300mbit,100mbit"])
     return open(work + "/b/bandwidth.md").read().split("\n", 2)[2]
 
 
@@ -332,14 +265,8 @@ def toy_data(work):
     data = os.path.join(TOP, "data", "stdlib")
     if not os.path.exists(os.path.join(data, "dataset.json")):
         data = work + "/data"
-        ask([sys.executable, "data_prep/prepare.py", "stdlib", "--out", data])
+        prepare(data, "stdlib")
     return data
-
-
-def steps_of(folder):
-    with open(folder + "/metrics.jsonl") as file:
-        rows = [json.loads(line) for line in file]
-    return [r for r in rows if "loss" in r]
 
 
 def statistics_cost(work, options):
@@ -355,7 +282,7 @@ def statistics_cost(work, options):
         ask(
             [PROGRAM, *flags.split(), *more.split(), "--steps", str(options.steps), "--stats-every", "10", "--out", out]
         )
-        found = [r for r in steps_of(out) if r["step"] > 3]
+        found = Left(out).steps[3:]
         watched = statistics.median(r["seconds"] for r in found if r["step"] % 10 == 0)
         plain = statistics.median(r["seconds"] for r in found if r["step"] % 10)
         rows.append(
@@ -379,17 +306,10 @@ def read_ahead(work, options):
                 [PROGRAM, *base.split(), "--data-threads", str(threads), "--out", out],
                 env={"FAULT": fault} if fault else None,
             )
-            found = [r for r in steps_of(out) if r["step"] > 3]
+            found = Left(out).steps[3:]
             wait, step = (statistics.median(x) for x in zip(*((r["phases"]["data_wait"], r["seconds"]) for r in found)))
-            rows.append(
-                [
-                    "20 ms" if fault else "none",
-                    threads,
-                    f"{1e3 * step:.0f}",
-                    f"{1e3 * wait:.3f}",
-                    f"{100 * wait / step:.3f} %",
-                ]
-            )
+            delay, share = "20 ms" if fault else "none", 100 * wait / step
+            rows.append([delay, threads, f"{1e3 * step:.0f}", f"{1e3 * wait:.3f}", f"{share:.3f} %"])
     text = f"A delay in front of every sample's read, as on a shared file system; 8 samples a step. Medians.\n\n`FAULT=data.read:*:*:sleep=0.02 train_llama {base.replace(data, 'data/stdlib')} --data-threads 0|4`\n\n"
     text += table(["delay of each read", "--data-threads", "ms a step", "waited for data, ms", "of the step"], rows)
     # Bytes that the ranks of a host read from the disk, of a shard that is in no cache before.
@@ -434,19 +354,15 @@ def main():
     options = parser.parse_args()
     make, title = TABLES[options.table]
     began = os.getloadavg()[0]
-    commit = ask(["git", "rev-parse", "--short", "HEAD"]).strip()
-    dirty = " with changes" if ask(["git", "status", "--porcelain", "--untracked-files=no"]).strip() else ""
     with tempfile.TemporaryDirectory() as work:
         body = make(work, options)
     command = f"dev/run/tables.py {options.table}" + (f" --steps {options.steps}" if options.steps != 200 else "")
-    text = f"# {title}\n\n    {command}\n\n{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, commit {commit}{dirty}, {machine()}; "
+    text = f"# {title}\n\n    {command}\n\n{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, commit {commit()}, {cpu_name()}, {os.cpu_count()} cores; "
     text += f"load {began:.1f} when it began, {os.getloadavg()[0]:.1f} at the end.\n\n{body}"
     if not options.out:
         print(text, end="")
         return 0
-    with open(options.out + ".part", "w") as file:
-        file.write(text)
-    os.replace(options.out + ".part", options.out)
+    write(options.out, text)
     return 0
 
 

@@ -617,8 +617,8 @@ void attention_largest_cpu(const AttentionLargest& all) {
 }
 void attention_forward_cpu(const AttentionForward& a) { attention_largest_cpu({a, nullptr}); }
 void attention_backward_cpu(const AttentionBackward& a) {
-    if (a.shape.dtype == DType::bf16) return RZ_SIMD_CALL(attention_backward, a);
-    RZ_SIMD_CALL_PLAIN(attention_backward, a);
+    a.shape.dtype == DType::bf16 ? RZ_SIMD_CALL(attention_backward, a) : RZ_SIMD_CALL_PLAIN(attention_backward, a);
+    if (a.back.x) rope_cpu(a.back);
 }
 
 }  // namespace rz

@@ -430,6 +430,7 @@ void attention_backward_cuda(const AttentionBackward& a, CudaStream stream) {
             run.template operator()<kSmallMaxD>();
         });
     });
+    if (a.back.x) rope_cuda(a.back, stream);
 }
 
 }  // namespace rz

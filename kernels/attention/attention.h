@@ -18,6 +18,7 @@
 // Rows are aligned to 16 bytes where D % 8 == 0. Any even D up to 256, any lengths.
 
 #include "kernels/runtime/beside.h"
+#include "kernels/rope.h"
 #include "kernels/runtime/device.h"
 
 namespace rz {
@@ -80,6 +81,10 @@ struct AttentionBackward {
     // that fit. 256-byte aligned; optional. No bit depends on it.
     void* kept = nullptr;
     int64_t kept_bytes = 0;
+    // RoPE's backward pass over dq and dk, which then lie with dv in one packed row that begins at back.x = dq. The
+    // bits are those of rope() after the call, its amax of all three included; the tensor-core kernels do it in their
+    // stores. Without x: none. Not with sum_dkv.
+    Rope back = {};
     BesideCommunication beside = {};  // attention_backward() takes the context's; no bit depends on it
 };
 

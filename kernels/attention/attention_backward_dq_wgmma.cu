@@ -146,7 +146,7 @@ struct Consumer {
             const int64_t to =
                 item.batch * shape.q_batch + int64_t(item.row + row) * shape.q_row + int64_t(item.head) * D;
             store_rows<T, D>(static_cast<T*>(a.dq) + to, shape.q_row, count, smem + M::kOut, row, dq, shape.scale,
-                             shape.scale);
+                             shape.scale, a.back.amax, &a.back, item.batch, item.row + row);
         }
     }
 };

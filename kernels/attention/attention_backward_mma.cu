@@ -174,12 +174,14 @@ struct Backward {
     }
 
     // Through the warp's own rows of `tile`, which no other warp reads
+    template <bool kRotates>
     __device__ __forceinline__ void store(T* out, int64_t row_stride, int count, unsigned char* tile,
-                                          const float (&grad)[D / 8][4], float factor) {
+                                          const float (&grad)[D / 8][4], float factor, const Rope& back) {
         __syncwarp();
         accumulators_to_tile<T, D>(tile, row, grad, factor, factor);
         __syncwarp();
-        store_tile_rows<T, D, kWarpRows>(out, row_stride, count, tile, row);
+        if (kRotates && back.x != nullptr) rotate_tile_rows<T, D, kWarpRows>(tile, row, count, back, batch, first);
+        store_tile_rows<T, D, kWarpRows>(out, row_stride, count, tile, row, back.amax);
     }
 };
 
@@ -255,8 +257,8 @@ __global__ void __launch_bounds__(Tiles<D, kSmall>::kThreads) attention_backward
         add_rows<D>(static_cast<float*>(a.dv) + row_at, s.kv_row, count, w.grad2, 1.0f);
         return;
     }
-    w.store(static_cast<T*>(a.dk) + row_at, s.kv_row, count, smem + Work::kX1, w.grad1, s.scale);
-    w.store(static_cast<T*>(a.dv) + row_at, s.kv_row, count, smem + Work::kX2, w.grad2, 1.0f);
+    w.template store<true>(static_cast<T*>(a.dk) + row_at, s.kv_row, count, smem + Work::kX1, w.grad1, s.scale, a.back);
+    w.template store<false>(static_cast<T*>(a.dv) + row_at, s.kv_row, count, smem + Work::kX2, w.grad2, 1.0f, a.back);
 }
 
 // Grid (H, B, query tiles), the longest first.
@@ -305,15 +307,17 @@ __global__ void __launch_bounds__(Tiles<D, kSmall>::kThreads) attention_backward
         ptx::cp_async_commit();
         w.consume(i % 2, i * kStream);
     }
-    w.store(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, Tq - t0 - w.row, smem + Work::kX1, w.grad1,
-            s.scale);
+    w.template store<true>(static_cast<T*>(a.dq) + q_at + w.row * s.q_row, s.q_row, Tq - t0 - w.row, smem + Work::kX1,
+                           w.grad1, s.scale, a.back);
 }
 
 }  // namespace
 
 bool attention_backward_mma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
-    if (s.fastest < AttentionKernels::mma || !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+    if (s.fastest < AttentionKernels::mma ||
+        !mma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v, a.back.cos_table, a.back.sin_table))
+        return false;
     bool done = false;
     const auto run = [&]<class T, int D, bool kSmall>() {
         using ForKeys = Backward<T, D, true, kSmall>;

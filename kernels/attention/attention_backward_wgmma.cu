@@ -366,11 +366,14 @@ struct Consumer {
                     factor);
     }
     // Rows of the warp, `count` of the warpgroup's 64 exist
+    template <bool kRotates>
     __device__ __forceinline__ void store(void* out, int64_t at_row, int64_t row_stride, int count,
-                                          const float (&grad)[D / 2], float factor) {
+                                          const float (&grad)[D / 2], float factor, const Rope& back,
+                                          const Item& item) {
         const int row = group * kGroupRows + warp_row();
         store_rows<T, D>(static_cast<T*>(out) + at_row + warp_row() * row_stride, row_stride, count - warp_row(),
-                         smem + M::kOut, row, grad, factor, factor);
+                         smem + M::kOut, row, grad, factor, factor, back.amax, kRotates ? &back : nullptr, item.batch,
+                         item.row + row);
     }
 
     // Each thread's two rows of q
@@ -397,11 +400,11 @@ struct Consumer {
                 add(a.dv, to, shape.kv_row, count, grad2, 1.0f);
                 return;
             }
-            store(a.dk, to, shape.kv_row, count, grad1, shape.scale);
-            store(a.dv, to, shape.kv_row, count, grad2, 1.0f);
+            store<true>(a.dk, to, shape.kv_row, count, grad1, shape.scale, a.back, item);
+            store<false>(a.dv, to, shape.kv_row, count, grad2, 1.0f, a.back, item);
         } else {
-            store(a.dq, item.batch * shape.q_batch + int64_t(first) * shape.q_row + column, shape.q_row, count, grad1,
-                  shape.scale);
+            store<true>(a.dq, item.batch * shape.q_batch + int64_t(first) * shape.q_row + column, shape.q_row, count,
+                        grad1, shape.scale, a.back, item);
         }
     }
 
@@ -483,9 +486,13 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 }  // namespace
 
+bool attention_has_wgmma() {
+    return compiled_for_sm90a(kernel<attention_backward_kv_wgmma_kernel<__nv_bfloat16, 128, true, true>>.address());
+}
+
 bool attention_backward_wgmma(const AttentionBackward& a, CudaStream stream) {
     const AttentionShape& s = a.shape;
-    if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v)) return false;
+    if (!wgmma_covers(s, a.dq, a.dk, a.dv, a.d_o, a.q, a.k, a.v, a.back.cos_table, a.back.sin_table)) return false;
     bool done = false;
     with_mma_shape(s, [&]<class T, int D>() {
         const auto& kv_kernel = kernel<attention_backward_kv_wgmma_kernel<T, D, false, true>>;

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "kernels/attention/attention_kept.h"
-#include "kernels/runtime/capability.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -83,7 +82,7 @@ AttentionNumbers attention_numbers(Device device, const AttentionSample& s) {
          *dv = memory.take(s.T * kv_row * e);
     float* lse = reinterpret_cast<float*>(memory.take(s.H * s.T * 4));
     attention_forward(stream, {.o = o, .lse = lse, .q = q, .k = k, .v = v, .shape = shape});
-    const int64_t kept = attention_kept_bytes(shape, compute_capability(device));
+    const int64_t kept = attention_kept_bytes(shape, device);
     attention_backward(stream, {.dq = dq,
                                 .dk = dk,
                                 .dv = dv,

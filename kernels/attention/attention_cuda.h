@@ -19,5 +19,7 @@ bool attention_forward_mma(const AttentionForward&, CudaStream);
 bool attention_forward_wgmma(const AttentionForward&, CudaStream);
 bool attention_backward_mma(const AttentionBackward&, CudaStream);
 bool attention_backward_wgmma(const AttentionBackward&, CudaStream);
+// True: the build has code for the current device, an sm_90a.
+bool attention_has_wgmma();
 
 }  // namespace rz

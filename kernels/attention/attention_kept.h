@@ -41,6 +41,8 @@ int64_t kept_key_heads(const AttentionShape&, int64_t bytes);
 // seven products are faster: on other GPUs, for other D, and where a section has fewer than 200 items of 128 keys and
 // is not all there is, since multiprocessors (132) then wait for the longest.
 int64_t attention_kept_bytes(const AttentionShape&, int capability);
+// The same on this device, if the build has the kernels for it: code for sm_90a.
+int64_t attention_kept_bytes(const AttentionShape&, Device);
 // Says in words which products there are with `kept` bytes; empty for other GPUs and other D.
 std::string attention_products(const AttentionShape&, int capability, int64_t kept);
 

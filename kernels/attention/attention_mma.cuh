@@ -4,6 +4,7 @@
 
 #include "kernels/attention/attention_cuda.h"
 #include "kernels/cuda/magnitude.cuh"
+#include "kernels/cuda/rotate.cuh"
 
 namespace rz {
 
@@ -205,6 +206,33 @@ __device__ __forceinline__ void for_chunks(uint32_t lane, const F& f) {
             f(group / kRest * 8 + member * kRest + group % kRest, kWhole + i % kRest);
         }
     }
+}
+
+// RoPE's backward pass over kRows of a warp's rows of a tile, of which `count` exist; the first is row t of the batch's
+template <class T, int D, int kRows>
+__device__ __forceinline__ void rotate_tile_rows(unsigned char* tile, int row, int count, const Rope& back, int batch,
+                                                 int t) {
+    constexpr int kPairs = D / 16;  // of chunks
+    uint32_t lane = threadIdx.x % 32;
+    ptx::forget(lane);  // as below
+#pragma unroll 1
+    for (int i = int(lane); i < min(count, kRows) * kPairs; i += 32) {
+        const int r = i / kPairs, chunk = i % kPairs;
+        const int64_t position = back.positions ? back.positions[batch * back.T + t + r] : back.first_position + t + r;
+        Pack<T, 8> low, high;
+        T* const at_low = reinterpret_cast<T*>(tile + SmemRows<D>::offset(row + r, chunk));
+        T* const at_high = reinterpret_cast<T*>(tile + SmemRows<D>::offset(row + r, chunk + kPairs));
+        low.load(at_low), high.load(at_high);
+        float x[8], y[8], c[8], s[8];
+        load(c, back.cos_table + position * (D / 2) + 8 * chunk);
+        load(s, back.sin_table + position * (D / 2) + 8 * chunk);
+#pragma unroll
+        for (int k = 0; k < 8; ++k) s[k] = -s[k];
+        low.to(x), high.to(y);
+        rotate(x, y, c, s);
+        store(at_low, x), store(at_high, y);
+    }
+    __syncwarp();
 }
 
 // A warp stores kRows of its rows of a tile, of which `count` exist.

@@ -1,7 +1,9 @@
 // Attention's ops: what they refuse, and what they hand to the kernels of a device (attention.cpp, attention.cu).
 #include "kernels/attention/attention.h"
+#include "kernels/attention/attention_cuda.h"
 #include "kernels/attention/attention_kept.h"
 #include "kernels/checks.h"
+#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 
 namespace rz {
@@ -25,24 +27,39 @@ static bool keeps_scores(const AttentionShape& s, int capability) {
     return capability / 10 == 9 && s.D == 128 && s.dtype != DType::f32;
 }
 
+constexpr int64_t kMostKept = int64_t(260) << 20;
+
 int64_t attention_kept_bytes(const AttentionShape& s, int capability) {
-    constexpr int64_t kMost = int64_t(260) << 20, kFewestTiles = 200;
+    constexpr int64_t kFewestTiles = 200;
     if (!keeps_scores(s, capability) || s.B == 0 || s.Tq == 0 || s.Tk == 0) return 0;
-    const int64_t all = s.B * s.K, heads = kept_key_heads(s, kMost);
+    const int64_t all = s.B * s.K, heads = kept_key_heads(s, kMostKept);
     if (heads == 0) return 0;
     const int64_t fewest = all / ceil_div(all, heads);
     if (heads < all && fewest * ceil_div(s.Tk, int64_t(128)) < kFewestTiles) return 0;
     return heads * kept_bytes_of_key_head(s);
 }
 
+int64_t attention_kept_bytes(const AttentionShape& s, Device device) {
+    const int capability = compute_capability(device);
+#ifdef RZ_CUDA
+    if (device.is_cuda() && keeps_scores(s, capability) && !attention_has_wgmma()) return 0;
+#endif
+    return attention_kept_bytes(s, capability);
+}
+
 std::string attention_products(const AttentionShape& s, int capability, int64_t kept) {
     if (!keeps_scores(s, capability)) return "";
-    const int64_t heads = kept_key_heads(s, kept);
+    const int64_t heads = kept_key_heads(s, kept), all = s.B * s.K, fit = kept_key_heads(s, kMostKept);
     if (heads > 0)
         return format("five products, the score gradients of %lld of %lld key heads at a time in %s", (long long)heads,
-                      (long long)(s.B * s.K), human_bytes(kept).c_str());
-    return format("seven products; the score gradients of a key head would take %s",
-                  human_bytes(kept_bytes_of_key_head(s)).c_str());
+                      (long long)all, human_bytes(kept).c_str());
+    if (fit == 0)
+        return format("seven products; the score gradients of a key head would take %s",
+                      human_bytes(kept_bytes_of_key_head(s)).c_str());
+    if (attention_kept_bytes(s, capability) == 0)
+        return format("seven products; the score gradients of %lld of %lld key heads fit, too little work at a time",
+                      (long long)fit, (long long)all);
+    return "seven products; chunks of sequences keep no score gradients";
 }
 
 static void check_shape(const char* op, const AttentionShape& s) {
@@ -67,6 +84,21 @@ static void check_shape(const char* op, const AttentionShape& s) {
     check_stride("q_row", s.q_row, s.H);
     check_stride("kv_row", s.kv_row, s.K);
     check_stride("o_row", s.o_row, s.H);
+}
+
+// Queries and keys are the same rows, packed.
+static void check_back(const char* op, const AttentionBackward& a) {
+    const AttentionShape& s = a.shape;
+    const Rope& r = a.back;
+    const auto part = [&](int64_t head) { return static_cast<const char*>(a.dq) + head * s.D * size_of(s.dtype); };
+    const bool packed = s.Tq == s.Tk && s.offset() == 0 && s.q_row == s.kv_row && s.q_batch == s.Tq * s.q_row &&
+                        s.kv_batch == s.q_batch && a.dk == part(s.H) && a.dv == part(s.H + s.K) && !a.sum_dkv;
+    const bool same = r.x == a.dq && r.inverse && r.N == s.B * s.Tq && r.T == s.Tq && r.heads == s.H + s.K &&
+                      r.D == s.D && r.row_stride == s.q_row && r.dtype == s.dtype;
+    require(packed && same, "%s: `back` must rotate back dq and dk of packed rows of dq, dk and dv", op);
+    require(!r.amax || s.q_row == (s.H + 2 * s.K) * s.D, "%s: with amax, rows hold dq, dk and dv alone", op);
+    check_pointer(op, "cos_table", r.cos_table, 4);
+    check_pointer(op, "sin_table", r.sin_table, 4);
 }
 
 static BesideCommunication beside_of(const Stream& stream) {
@@ -122,6 +154,7 @@ void attention_backward(Stream& stream, const AttentionBackward& a) {
     check_pointer(op, "lse", a.lse, 4);
     check_pointer(op, "workspace", a.workspace, 256);
     if (a.kept != nullptr) check_pointer(op, "kept", a.kept, 256);
+    if (a.back.x != nullptr) check_back(op, a);
     AttentionBackward call = a;
     call.beside = beside_of(stream);
     stream.run(call, attention_backward_cpu, RZ_CUDA_OP(attention_backward_cuda));

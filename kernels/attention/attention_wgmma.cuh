@@ -218,11 +218,12 @@ __device__ __forceinline__ void pack_operand(uint32_t (&a)[N / 16][4], const flo
 }
 
 // A warp stores its 16 rows (`count` of them exist) of 64 x D accumulators, times a factor for rows g and g + 8,
-// through its rows of a tile that no other warp uses.
+// through its rows of a tile that no other warp uses. With `back` they are rotated, the first by its place t.
 template <class T, int D>
 __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count, unsigned char* tile, int row,
                                            const float (&sum)[D / 2], float factor_low, float factor_high,
-                                           uint32_t* amax = nullptr) {
+                                           uint32_t* amax = nullptr, const Rope* back = nullptr, int batch = 0,
+                                           int t = 0) {
     float acc[D / 8][4];
 #pragma unroll
     for (int i = 0; i < D / 2; ++i) acc[i / 4][i % 4] = sum[i];
@@ -232,6 +233,7 @@ __device__ __forceinline__ void store_rows(T* out, int64_t row_stride, int count
     __syncwarp();  // what was stored through these rows before has been read
     accumulators_to_tile<T, D>(tile, row, acc, factor_low, factor_high);
     __syncwarp();
+    if (back != nullptr && back->x != nullptr) rotate_tile_rows<T, D, 16>(tile, row, count, *back, batch, t);
     store_tile_rows<T, D, 16>(out, row_stride, count, tile, row, amax);
 }
 

@@ -3,6 +3,7 @@
 // process-wide, and whatever a rank counts or chooses is found through the context that its Device carries. Process
 // (comm/process.h) and LoopbackHub (comm/loopback.h) own the contexts of their ranks.
 
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -27,6 +28,9 @@ struct RankContext {
     MemoryLedger memory;
     PlannedMachine planned;   // what its planned device is
     bool one_memory = false;  // its host memory is the device's, as on a CPU: counted there
+    // Another rank has gone, and what waited for it on a GPU was aborted: waits for streams and events throw, since
+    // what lies in memory is not what was meant.
+    std::atomic<bool> given_up = false;
     BesideCommunication beside;
     const Stream* draws = nullptr;  // the stream whose kernels use beside.next_tile: two kernels at a time must not
 

@@ -47,6 +47,8 @@ static IdleEvents& idle_events() {
     static IdleEvents* const idle = new IdleEvents;  // outlives every event
     return *idle;
 }
+
+static void check_ranks(const RankContext& context) { require(!context.given_up, "another rank has gone"); }
 #endif
 
 struct Event::Impl {
@@ -62,6 +64,7 @@ struct Event::Impl {
     Ticks time = 0;
     // CUDA
     bool is_cuda = false;
+    const RankContext* context = nullptr;
 #ifdef RZ_CUDA
     cudaEvent_t cuda = nullptr;
     std::pair<int, bool> kind;  // its GPU, whether it has a time
@@ -127,6 +130,7 @@ void Event::synchronize() const {
 #ifdef RZ_CUDA
     if (impl_->is_cuda) {
         CUDA_CHECK(cudaEventSynchronize(impl_->cuda));
+        check_ranks(*impl_->context);
         return;
     }
 #endif
@@ -327,6 +331,8 @@ Event Stream::record(bool timing) {
 #ifdef RZ_CUDA
     if (cuda_) {
         event.impl_->is_cuda = true;
+        event.impl_->context = context_;
+        event.impl_->kept = own_context_;
         event.impl_->take({device_.index, timing});
         CUDA_CHECK(cudaEventRecord(event.impl_->cuda, cuda_));
         return event;
@@ -375,6 +381,7 @@ void Stream::synchronize() {
 #ifdef RZ_CUDA
     if (cuda_) {
         CUDA_CHECK(cudaStreamSynchronize(cuda_));
+        check_ranks(*context_);
         return;
     }
 #endif

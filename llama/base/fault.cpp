@@ -54,6 +54,7 @@ constexpr Point kPoints[] = {
     {"checkpoint.gc", "before each old checkpoint is removed"},
     {"checkpoint.gc.done", "after it was removed"},
     {"snapshot.arrived", "after each piece of another host's snapshot; errno: a bit of it changes"},
+    {"snapshot.share", "before a host that has another's slices says which; errno: what it says is cut"},
     {"resume.manifest", "before a manifest is read; errno too"},
     {"resume.shard", "before each state file is read; errno too"},
     {"resume.done", "after the state was loaded"},

@@ -185,5 +185,7 @@ TensorRun run_in(const StateArray&, const OwnedRange&, const ParamTable&, const 
 
 // Collective: the first text of any rank that is not empty, on all of them, with the rank where there are several.
 std::string first_problem(Process& process, const std::string& own);
+// Collective: what fails on one rank is thrown on all.
+void on_all(Process& process, const std::function<void()>& body);
 
 }  // namespace rz

@@ -186,16 +186,15 @@ class ShareGather {
         if (owners_.size() == 1) return;
         Stream &comm = zero_.streams.comm(), &compute = zero_.streams.compute;
         comm.wait(compute.record());
+        const bool has_masters = zero_.options.master_dtype != zero_.options.param_dtype;
         for (const OwnedRange& r : zero_.optimizer.owned()) {
             const std::vector<int64_t> shares = share_offsets(zero_, r);
-            gather(comm, r.master, zero_.options.master_dtype, shares);
-            gather(comm, r.m, zero_.options.adam_dtype, shares);
-            if (r.v) gather(comm, r.v, zero_.options.adam_dtype, shares);
-            if (r.ema) gather(comm, r.ema, DType::f32, shares);
-            if (!r.row_v) continue;
-            std::vector<int64_t> rows;
-            for (const int64_t share : shares) rows.push_back(r.rows_in(share));
-            gather(comm, r.row_v, DType::f32, rows);
+            for (const StateArray& array : state_arrays(zero_.options)) {
+                if (!(r.*array.where) || (array.part == StatePart::model && has_masters)) continue;
+                std::vector<int64_t> offsets;
+                for (const int64_t share : shares) offsets.push_back(array.count(r, share));
+                gather(comm, r.*array.where, array.dtype, offsets);
+            }
         }
         compute.wait(comm.record());
     }
@@ -240,6 +239,17 @@ std::string first_problem(Process& process, const std::string& own) {
     for (size_t r = 0; r < all.size(); ++r)
         if (!all[r].empty()) return all.size() > 1 ? format("rank %zu: ", r) + all[r] : all[r];
     return "";
+}
+
+void on_all(Process& process, const std::function<void()>& body) {
+    std::string problem;
+    try {
+        body();
+    } catch (const Error& error) {
+        problem = error.what();
+    }
+    const std::string text = first_problem(process, problem);
+    require(text.empty(), "%s", text.c_str());
 }
 
 // First tensor that is not the manifest's, among the parts that were read, each with where its hashes begin in `sums`.

@@ -15,18 +15,6 @@
 
 namespace rz {
 
-// Collective: what fails on one rank is thrown on all.
-static void on_all(Process& process, const std::function<void()>& body) {
-    std::string problem;
-    try {
-        body();
-    } catch (const Error& error) {
-        problem = error.what();
-    }
-    const std::string text = first_problem(process, problem);
-    require(text.empty(), "%s", text.c_str());
-}
-
 // The final weights come after hours: where memory is short, they move in smaller pieces.
 static Buffer largest_staging(Device device, int64_t element_bytes, int64_t& piece) {
     for (piece = kExportPiece;; piece /= 4) try {

@@ -2,7 +2,9 @@
 // Ranks that hold copies of the same state hold the same bits, since every one of them makes the same updates. A
 // difference is a fault of memory, of a device or of this program.
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 #include "comm/mesh.h"
 #include "comm/process.h"
@@ -21,6 +23,9 @@ std::string compare_replicas(Process&, const Mesh&, Device, Stream& compute, Zer
 
 // True: something is held by two ranks.
 bool has_replicas(const Mesh&, const Zero&);
+
+// Ranks whose value is not that of the majority; all, if there is none. Empty if all agree.
+std::vector<int> odd_ones_out(const std::vector<uint64_t>& values);
 
 // Spoils one element of a part of the state that this rank holds: flips a bit, or makes it NaN. A fault on request.
 void damage_state(Stream& compute, Zero&, StatePart, bool nan);

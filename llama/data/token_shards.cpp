@@ -106,20 +106,6 @@ auto with_tokens(const TokenShard& shard, int64_t data_offset, int64_t begin, F 
 
 }  // namespace
 
-const char* format_name(ShardFormat format) {
-    switch (format) {
-        case ShardFormat::kLlmcGpt2:
-            return "llm.c gpt-2 (uint16)";
-        case ShardFormat::kLlmcLlama3:
-            return "llm.c llama-3 (uint32)";
-        case ShardFormat::kMegatron:
-            return "Megatron idx/bin";
-        case ShardFormat::kRaw16:
-            return "raw uint16";
-    }
-    return "?";
-}
-
 TokenShard::TokenShard(const std::string& path, bool raw16) : path_(path), file_(path) {
     require(file_.size() > 0, "%s: the file is empty (0 bytes); prepare or download it again", path.c_str());
     const uint32_t magic = file_.size() >= 4 ? load<uint32_t>(file_.data()) : 0;
@@ -147,7 +133,7 @@ void TokenShard::open_llmc() {
     require(version == want_version,
             "%s: %s shard of version %d, but only version %d is known; prepare it again "
             "with data_prep/prepare.py",
-            path_.c_str(), format_name(format_), version, want_version);
+            path_.c_str(), name_of(format_), version, want_version);
     tokens_ = load<int32_t>(file_.data() + 8);
     require(tokens_ >= 0, "%s: the header claims %ld tokens; a shard holds at most 2147483647", path_.c_str(), tokens_);
     data_offset_ = kLlmcHeaderBytes;
@@ -313,7 +299,7 @@ std::vector<TokenShard> open_shards(const std::vector<std::string>& paths, const
         shards.push_back(std::move(shard));
         const TokenShard &a = shards.front(), &b = shards.back();
         require(a.format() == b.format(), "%s is %s but %s is %s; train on one format at a time", a.path().c_str(),
-                format_name(a.format()), b.path().c_str(), format_name(b.format()));
+                name_of(a.format()), b.path().c_str(), name_of(b.format()));
         require(a.token_bytes() == b.token_bytes(),
                 "%s has ids of %d bytes but %s of %d; they come from different "
                 "tokenizers",

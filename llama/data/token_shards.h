@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "kernels/runtime/names.h"
 #include "llama/base/mapped_file.h"
 
 namespace rz {
@@ -24,7 +25,12 @@ namespace rz {
 constexpr int64_t kLlmcHeaderBytes = 256 * sizeof(int32_t);  // of a shard in llm.c's format, as prepare.py writes them
 
 enum class ShardFormat { kLlmcGpt2, kLlmcLlama3, kMegatron, kRaw16 };
-const char* format_name(ShardFormat format);  // "llm.c gpt-2 (uint16)" ...
+template <>
+inline constexpr auto kNames<ShardFormat> =
+    std::to_array<Named<ShardFormat>>({{ShardFormat::kLlmcGpt2, "llm.c gpt-2 (uint16)"},
+                                       {ShardFormat::kLlmcLlama3, "llm.c llama-3 (uint32)"},
+                                       {ShardFormat::kMegatron, "Megatron idx/bin"},
+                                       {ShardFormat::kRaw16, "raw uint16"}});
 
 class TokenShard {
    public:

@@ -84,9 +84,13 @@ void Attention::add_statistics(BlockPass& p, const float* rstd, const BlockWatch
                                 .sharpness = sharpness});
 }
 
-void Attention::backward(BlockPass& p, void* dqkv, const void* d_o, const void* qkv, const void* o,
-                         const float* lse) const {
-    if (context_) return context_->backward(p.stream, dqkv, d_o, qkv, o, lse, p.scratch.attention, first_key(p.shape));
+void Attention::backward(BlockPass& p, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
+                         const Rope& back) const {
+    if (context_) {  // dk is a sum over ranks
+        context_->backward(p.stream, dqkv, d_o, qkv, o, lse, p.scratch.attention, first_key(p.shape));
+        if (back.x) rope(p.stream, back);
+        return;
+    }
     const int64_t k = config_.q_rows(), v = k + config_.kv_rows();
     attention_backward(p.stream, {.dq = dqkv,
                                   .dk = at(dqkv, k, dtype_),
@@ -100,7 +104,8 @@ void Attention::backward(BlockPass& p, void* dqkv, const void* d_o, const void* 
                                   .workspace = p.scratch.attention,
                                   .shape = shape(p.shape),
                                   .kept = p.scratch.kept,
-                                  .kept_bytes = p.scratch.kept_bytes});
+                                  .kept_bytes = p.scratch.kept_bytes,
+                                  .back = back});
 }
 
 }  // namespace rz

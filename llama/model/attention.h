@@ -31,8 +31,9 @@ class Attention {
     // The same, and adds to `watch`: `rstd` (R) is that of the block's first norm.
     void forward(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, const float* rstd,
                  const BlockWatch& watch) const;
-    // dqkv = its gradient.
-    void backward(BlockPass&, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse) const;
+    // dqkv = its gradient, with RoPE's backward pass if `back` has one.
+    void backward(BlockPass&, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
+                  const Rope& back) const;
 
    private:
     const int32_t* first_key(const BlockShape&) const;

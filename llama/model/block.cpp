@@ -69,8 +69,7 @@ void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockA
 
     const void* dmid = out_.input_grad(p, p.scratch.dh, d.dmid, w.out, both);
     if (at_once) out_.weight_grad(p, dw, dmid, d.o);
-    attention_.backward(p, d.dqkv, p.scratch.dh, a.qkv, d.o, a.lse);
-    rotate_backward(p, d.dqkv, dw, d.dw_qk_norm, a, w);
+    rotated_backward(p, d.dqkv, dw, d.dw_qk_norm, d.o, a, w);
     if (both) qkv_.x_sets_off(p, d.h1);
     qkv_.input_grad(p, p.scratch.dnorm, d.dqkv, w.qkv, both);
     if (later) out_.weight_grad(p, dw, dmid, d.o);
@@ -275,15 +274,23 @@ const float* Block::sums_of_ranks(BlockPass& p, float* all, const void* x, const
 }
 
 void Block::rotate(BlockPass& p, void* qkv, const BlockActivations& a, const BlockWeights& w) const {
-    if (!w.qk_norm) return rope(p, qkv, false, nullptr);
+    if (!w.qk_norm) {
+        if (p.shape.rotates) rz::rope(p.stream, rope(p, qkv, false, nullptr));
+        return;
+    }
     QkNorm norm = qk_norm(p, w);
     if (a.qk_sums) norm.squares = sums_of_ranks(p, a.qk_sums, qkv, nullptr, norm);
     qk_norm_forward(p.stream, {.x = qkv, .kept = a.qk, .norm = norm});
 }
 
-void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const BlockActivations& a,
-                            const BlockWeights& w) const {
-    if (!w.qk_norm && p.shape.rotates) return rope(p, dqkv, true, qkv_.magnitude_of_dy(p));
+// dqkv = gradient of attention and of what rotates its q and k. RoPE alone is a part of attention's; norms of heads are
+// not, which sum over them.
+void Block::rotated_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, const void* o,
+                             const BlockActivations& a, const BlockWeights& w) const {
+    const bool rope_alone = !w.qk_norm && p.shape.rotates;
+    attention_.backward(p, dqkv, p.scratch.dh, a.qkv, o, a.lse,
+                        rope_alone ? rope(p, dqkv, true, qkv_.magnitude_of_dy(p)) : Rope{});
+    if (rope_alone) return;
     if (!w.qk_norm) return qkv_.measure_dy(p, dqkv, p.N * config_.qkv_rows());
     QkNorm norm = qk_norm(p, w);
     norm.squares = a.qk_sums;
@@ -299,21 +306,20 @@ void Block::rotate_backward(BlockPass& p, void* dqkv, char* dw, float* dw_sum, c
                                 .amax = qkv_.magnitude_of_dy(p)});
 }
 
-void Block::rope(BlockPass& p, void* qkv, bool inverse, uint32_t* amax) const {
-    if (!p.shape.rotates) return;
-    rz::rope(p.stream, {.x = qkv,
-                        .cos_table = cos_,
-                        .sin_table = sin_,
-                        .N = p.N,
-                        .T = p.shape.T,
-                        .first_position = p.shape.first_position,
-                        .positions = p.shape.positions,
-                        .heads = config_.heads + config_.kv_heads,
-                        .D = config_.head_dim,
-                        .row_stride = config_.qkv_rows(),
-                        .inverse = inverse,
-                        .dtype = dtype_,
-                        .amax = amax});
+Rope Block::rope(const BlockPass& p, void* qkv, bool inverse, uint32_t* amax) const {
+    return {.x = qkv,
+            .cos_table = cos_,
+            .sin_table = sin_,
+            .N = p.N,
+            .T = p.shape.T,
+            .first_position = p.shape.first_position,
+            .positions = p.shape.positions,
+            .heads = config_.heads + config_.kv_heads,
+            .D = config_.head_dim,
+            .row_stride = config_.qkv_rows(),
+            .inverse = inverse,
+            .dtype = dtype_,
+            .amax = amax};
 }
 
 // ---- what a block is made of ----------------------------------------------------------------------------------------

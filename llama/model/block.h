@@ -130,11 +130,11 @@ class Block {
               uint32_t* amax) const;
     void add(BlockPass&, void* sum, const void* a, const void* b) const;
     void rotate(BlockPass&, void* qkv, const BlockActivations& a, const BlockWeights& w) const;
-    void rotate_backward(BlockPass&, void* dqkv, char* dw, float* dw_sum, const BlockActivations& a,
-                         const BlockWeights& w) const;
+    void rotated_backward(BlockPass&, void* dqkv, char* dw, float* dw_sum, const void* o, const BlockActivations& a,
+                          const BlockWeights& w) const;
     const float* sums_of_ranks(BlockPass&, float* all, const void* x, const void* dy, const QkNorm&) const;
     QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
-    void rope(BlockPass&, void* qkv, bool inverse, uint32_t* amax) const;
+    Rope rope(const BlockPass&, void* qkv, bool inverse, uint32_t* amax) const;
     // Gradients of both halves; dw is nullptr where only the inputs' is asked for.
     void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
                   void* dresid, Fp8Scale* of_dresid) const;

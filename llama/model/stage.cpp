@@ -11,7 +11,6 @@
 #include "kernels/embedding.h"
 #include "kernels/rmsnorm.h"
 #include "kernels/rope.h"
-#include "kernels/runtime/capability.h"
 #include "kernels/runtime/context.h"
 #include "kernels/vocab_cross_entropy.h"
 #include "llama/model/linear.h"
@@ -106,7 +105,7 @@ Workspace::Workspace(const ModelConfig& c, const ParamTable& table, const StageO
     const BlockShape largest{.B = o.B, .T = o.T};
     const AttentionShape attention = block_.attention().shape(largest);
     scratch_.attention = take(1, attention_backward_workspace(attention), 1, MemKind::workspace, "attention backward");
-    scratch_.kept_bytes = o.context ? 0 : attention_kept_bytes(attention, compute_capability(device));
+    scratch_.kept_bytes = o.context ? 0 : attention_kept_bytes(attention, device);
     if (scratch_.kept_bytes > 0)
         scratch_.kept = take(1, scratch_.kept_bytes, 1, MemKind::workspace, "attention's score gradients");
     const int64_t bias_sums = c.qkv_bias ? bias_backward_scratch(part.qkv_rows()) : 0;

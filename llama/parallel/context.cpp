@@ -70,6 +70,32 @@ void ContextParallel::compute_waits(Stream& compute, const Event& event, const E
         compute.wait(event);
 }
 
+void ContextParallel::pack(Stream& compute, const Buffer& to, const void* first, int64_t columns) const {
+    copy_rows(compute, {.out = to.data(),
+                        .x = first,
+                        .rows = shape_.B * own_rows(),
+                        .columns = columns,
+                        .out_stride = columns,
+                        .stride = row(),
+                        .out_dtype = shape_.dtype,
+                        .dtype = shape_.dtype});
+}
+
+void ContextParallel::pack_own_keys(Stream& compute, const void* qkv, const Buffer& to) const {
+    pack(compute, to, at(qkv, q_columns(), shape_.dtype), kv_columns());
+}
+
+void ContextParallel::unpack_gradients(Stream& compute, void* first, const Buffer& from, int64_t columns) const {
+    copy_rows(compute, {.out = first,
+                        .x = from.data(),
+                        .rows = shape_.B * own_rows(),
+                        .columns = columns,
+                        .out_stride = row(),
+                        .stride = columns,
+                        .out_dtype = shape_.dtype,
+                        .dtype = DType::f32});
+}
+
 void ContextParallel::gather_keys(Stream& compute, const void* qkv) {
     const int64_t kv = kv_columns(), rows = own_rows();
     const DType t = shape_.dtype;
@@ -151,14 +177,7 @@ void ContextParallel::backward(Stream& compute, void* dqkv, const void* d_o, con
                                       .wire = DType::f32,
                                       .out_dtype = DType::f32});
     });
-    copy_rows(compute, {.out = at(dqkv, q_columns(), t),
-                        .x = own_dkv_.data(),
-                        .rows = shape_.B * rows,
-                        .columns = kv,
-                        .out_stride = row(),
-                        .stride = kv,
-                        .out_dtype = t,
-                        .dtype = DType::f32});
+    unpack_gradients(compute, at(dqkv, q_columns(), t), own_dkv_, kv);
 }
 
 }  // namespace rz

@@ -94,7 +94,10 @@ class ContextParallel {
     void pass_on(Stream& compute, const Buffer& from, const Buffer& to, Event& arrived);
     void wait(Stream& compute, const Event& arrived);
     void compute_waits(Stream& compute, const Event&, const Event& before = {}) const;
-    void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to);
+    // Columns of this rank's rows: out of a packed row, and f32 gradients into one.
+    void pack(Stream& compute, const Buffer& to, const void* first, int64_t columns) const;
+    void unpack_gradients(Stream& compute, void* first, const Buffer& from, int64_t columns) const;
+    void pack_own_keys(Stream& compute, const void* qkv, const Buffer& to) const;
 
     void gather_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key);
     AttentionShape shape_of(int slot, const int32_t* first_key) const;

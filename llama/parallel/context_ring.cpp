@@ -76,17 +76,6 @@ bool ContextParallel::is_before_window(int64_t queries, int64_t keys) const {
     return shape_.window > 0 && (queries - keys - 1) * chunk_ + 1 >= shape_.window;
 }
 
-void ContextParallel::pack_own_keys(Stream& compute, const void* qkv, const Buffer& to) {
-    copy_rows(compute, {.out = to.data(),
-                        .x = at(qkv, q_columns(), shape_.dtype),
-                        .rows = shape_.B * own_rows(),
-                        .columns = kv_columns(),
-                        .out_stride = kv_columns(),
-                        .stride = row(),
-                        .out_dtype = shape_.dtype,
-                        .dtype = shape_.dtype});
-}
-
 void ContextParallel::ring_forward(Stream& compute, void* o, float* lse, const void* qkv, const int32_t* first_key) {
     const DType t = shape_.dtype;
     const int size = mesh_.cp().size(), rank = mesh_.cp().rank();
@@ -134,14 +123,7 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
     const int64_t q = q_columns(), kv = kv_columns(), rows = shape_.B * own_rows();
     const int64_t lse_slot = shape_.B * shape_.heads * chunk_;
     pack_own_keys(compute, qkv, ring_.keys[0]);
-    copy_rows(compute, {.out = ring_.queries.data(),
-                        .x = qkv,
-                        .rows = rows,
-                        .columns = q,
-                        .out_stride = q,
-                        .stride = row(),
-                        .out_dtype = t,
-                        .dtype = t});
+    pack(compute, ring_.queries, qkv, q);
     compute.zero(ring_.sum.data(), ring_.sum.bytes());
     compute.zero(ring_.gradients[0].data(), ring_.gradients[0].bytes());
     for (int step = 0; step < size; ++step) {
@@ -186,23 +168,9 @@ void ContextParallel::ring_backward(Stream& compute, void* dqkv, const void* d_o
         if (step + 1 < size) wait(compute, ring_.keys_arrived);
         pass_on(compute, gradients, ring_.gradients[size_t((step + 1) % 2)], ring_.gradients_arrived);
     }
-    copy_rows(compute, {.out = dqkv,
-                        .x = ring_.sum.data(),
-                        .rows = rows,
-                        .columns = q,
-                        .out_stride = row(),
-                        .stride = q,
-                        .out_dtype = t,
-                        .dtype = DType::f32});
+    unpack_gradients(compute, dqkv, ring_.sum, q);
     wait(compute, ring_.gradients_arrived);
-    copy_rows(compute, {.out = at(dqkv, q, t),
-                        .x = ring_.gradients[size_t(size % 2)].data(),
-                        .rows = rows,
-                        .columns = kv,
-                        .out_stride = row(),
-                        .stride = kv,
-                        .out_dtype = t,
-                        .dtype = DType::f32});
+    unpack_gradients(compute, at(dqkv, q, t), ring_.gradients[size_t(size % 2)], kv);
 }
 
 }  // namespace rz

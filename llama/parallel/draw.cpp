@@ -25,24 +25,15 @@ bool upper_stage(const PipelineSchedule& s, const Task& t, int rank) {
 }
 
 struct Look {
-    const char* fill;
-    const char* name;
+    const char *fill, *terminal, *name;
 };
 
-// The colours of plot.cpp: they read well on white and on black.
-Look look_of(Op op) {
-    switch (op) {
-        case Op::F:
-            return {"#3b82f6", "forward"};
-        case Op::I:
-            return {"#10a37f", "input gradient"};
-        case Op::W:
-            return {"#e8a10a", "weight gradient"};
-        case Op::B:
-            return {"#c026d3", "backward"};
-    }
-    fail("a task of kind %d", int(op));
-}
+// By op. The colours of plot.cpp, which read well on white and on black, and as near as a terminal has them.
+constexpr Look kLooks[] = {{"#3b82f6", "\x1b[44;97m", "forward"},
+                           {"#10a37f", "\x1b[42;30m", "input gradient"},
+                           {"#e8a10a", "\x1b[43;30m", "weight gradient"},
+                           {"#c026d3", "\x1b[45;97m", "backward"}};
+const Look& look_of(Op op) { return kLooks[size_t(op)]; }
 
 constexpr Op kOps[] = {Op::F, Op::I, Op::W, Op::B};
 
@@ -57,21 +48,6 @@ bool has_two_stages(const PipelineSchedule& s) {
     for (int r = 0; r < s.ranks; ++r)
         if (s.stages_of(r).size() > 1) return true;
     return false;
-}
-
-// The colours of look_of(), as near as a terminal has them.
-const char* ansi(Op op) {
-    switch (op) {
-        case Op::F:
-            return "\x1b[44;97m";
-        case Op::I:
-            return "\x1b[42;30m";
-        case Op::W:
-            return "\x1b[43;30m";
-        case Op::B:
-            return "\x1b[45;97m";
-    }
-    fail("a task of kind %d", int(op));
 }
 
 }  // namespace
@@ -95,7 +71,7 @@ std::string draw_text(const PipelineSchedule& s, const PipelineRun& run, int col
                 const size_t room = size_t(to - at);
                 if (label.size() + number.size() <= room) label += number;
                 label.resize(room, ' ');
-                row += colours ? ansi(p.task.op) + label + "\x1b[0m" : label;
+                row += colours ? look_of(p.task.op).terminal + label + "\x1b[0m" : label;
                 at = to;
             }
         row.append(size_t(std::max(0, columns - at)), '.');
@@ -108,7 +84,8 @@ std::string legend_text(const PipelineSchedule& s, bool colours) {
     std::string out = "     ";
     for (const Op op : kOps)
         if (uses(s, op))
-            out += (colours ? ansi(op) + text_of(op) + "\x1b[0m" : text_of(op)) + " " + look_of(op).name + "   ";
+            out += (colours ? look_of(op).terminal + text_of(op) + "\x1b[0m" : text_of(op)) + " " + look_of(op).name +
+                   "   ";
     if (has_two_stages(s)) out += "small letter: the rank's upper stages   ";
     return out + "number: micro-batch   .: idle\n";
 }
@@ -163,7 +140,7 @@ class Svg {
         double at = kLeft;
         for (const Op op : kOps) {
             if (!uses(s_, op)) continue;
-            const Look look = look_of(op);
+            const Look& look = look_of(op);
             out_ +=
                 format("<rect x=\"%.1f\" y=\"56\" width=\"11\" height=\"11\" rx=\"2\" fill=\"%s\"/>\n", at, look.fill);
             out_ += svg_text(at + 16, 66, "start", 12, look.name, kInk);

@@ -5,7 +5,6 @@
 #include "comm/flight.h"
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/nvtx.h"
-#include "llama/parallel/task_name.h"
 
 namespace rz {
 

@@ -112,8 +112,4 @@ uint64_t text_hash(const PipelineSchedule&);  // FNV-1a of csv_of
 std::string find_pipeline_error(const PipelineSchedule&);
 void check_pipeline(const PipelineSchedule&);  // throws it
 
-// False: it comes to its end if each rank sends and receives in the order of its own cells, and waits for each message
-// until the other side takes it. All schedules but gpipe hang: the reason for lanes.
-bool blocking_messages_deadlock(const PipelineSchedule&);
-
 }  // namespace rz

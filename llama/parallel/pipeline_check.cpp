@@ -144,42 +144,4 @@ void check_pipeline(const PipelineSchedule& s) {
     require(why.empty(), "%s", why.c_str());
 }
 
-bool blocking_messages_deadlock(const PipelineSchedule& s) {
-    struct Step {
-        int peer;
-        bool sends;
-        Task message;  // the task that made the tensor
-    };
-    const auto home = [&](int stage, int m) { return s.rank_of[size_t(stage)][size_t(m)]; };
-    std::vector<std::vector<Step>> steps(size_t(s.ranks));
-    for (int r = 0; r < s.ranks; ++r)
-        for (const Cell& c : s.order[size_t(r)])
-            for (const bool sends : {false, true})  // all that the cell reads, then all that it wrote
-                for (const Task& t : tasks_of(c)) {
-                    if (t.op == Op::W) continue;
-                    const int other = t.stage + ((t.op == Op::F) == sends ? 1 : -1);
-                    if (other < 0 || other >= s.stages || home(other, t.micro_batch) == r) continue;
-                    const Op op = t.op == Op::F ? Op::F : Op::I;
-                    steps[size_t(r)].push_back(
-                        {home(other, t.micro_batch), sends, {op, sends ? t.stage : other, t.micro_batch}});
-                }
-    std::vector<size_t> at(size_t(s.ranks), 0);
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int r = 0; r < s.ranks; ++r) {
-            if (at[size_t(r)] == steps[size_t(r)].size()) continue;
-            const Step& mine = steps[size_t(r)][at[size_t(r)]];
-            auto& their = at[size_t(mine.peer)];
-            if (their == steps[size_t(mine.peer)].size()) continue;
-            const Step& theirs = steps[size_t(mine.peer)][their];
-            if (theirs.peer != r || theirs.sends == mine.sends || theirs.message != mine.message) continue;
-            ++at[size_t(r)], ++their;
-            moved = true;
-        }
-    }
-    for (int r = 0; r < s.ranks; ++r)
-        if (at[size_t(r)] < steps[size_t(r)].size()) return true;
-    return false;
-}
-
 }  // namespace rz

@@ -56,8 +56,4 @@ std::vector<RankProgram> pipeline_programs(const PipelineSchedule&, const Pipeli
 // odd message, a deadlock.
 std::string find_rendezvous_error(const std::vector<RankProgram>&, bool one_lane = false);
 
-// The same with time: ticks at which the last rank ends. Tasks are costed as in simulate(); a recv waits until its slot
-// is free. With the slots of pipeline_programs() this is the makespan of simulate(unfused(schedule)).
-int64_t run_programs(const std::vector<RankProgram>&, const PipelineCosts&);
-
 }  // namespace rz

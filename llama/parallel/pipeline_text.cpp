@@ -8,19 +8,9 @@
 
 namespace rz {
 
-std::string text_of(Op op) {
-    switch (op) {
-        case Op::F:
-            return "F";
-        case Op::I:
-            return "I";
-        case Op::W:
-            return "W";
-        case Op::B:
-            return "B";
-    }
-    fail("a task of kind %d", int(op));
-}
+static constexpr std::string_view kLetters = "FIWB";  // by op
+
+std::string text_of(Op op) { return {kLetters[size_t(op)]}; }
 
 std::string text_of(const Task& t) { return std::to_string(t.stage) + text_of(t.op) + std::to_string(t.micro_batch); }
 
@@ -69,7 +59,7 @@ std::optional<Task> parse_task(std::string_view text) {
     Task t{};
     const auto [after_stage, bad_stage] = std::from_chars(text.data(), end, t.stage);
     if (bad_stage != std::errc() || after_stage == end || t.stage < 0) return std::nullopt;
-    const size_t op = std::string_view("FIWB").find(*after_stage);
+    const size_t op = kLetters.find(*after_stage);
     if (op == std::string_view::npos) return std::nullopt;
     t.op = Op(op);
     const auto [after, bad] = std::from_chars(after_stage + 1, end, t.micro_batch);

@@ -218,29 +218,7 @@ std::vector<Instr> place_gathers(const std::vector<Instr>& code, const StepShape
 
 // ---- text -----------------------------------------------------------------------------------------------------------
 
-const char* name_of(Do what) {
-    switch (what) {
-        case Do::gather:
-            return "gather";
-        case Do::recv:
-            return "recv";
-        case Do::forward:
-            return "forward";
-        case Do::backward:
-            return "backward";
-        case Do::input_grad:
-            return "input_grad";
-        case Do::weight_grad:
-            return "weight_grad";
-        case Do::send:
-            return "send";
-        case Do::reduce:
-            return "reduce";
-        case Do::release:
-            return "release";
-    }
-    fail("an instruction of kind %d", int(what));
-}
+std::string task_name(const Instr& i) { return name_of(i.what) + format(" %d of stage %d", i.micro_batch, i.stage); }
 
 std::string describe(const Instr& i) {
     std::string s = name_of(i.what);

@@ -33,9 +33,21 @@
 #include <string>
 #include <vector>
 
+#include "kernels/runtime/names.h"
+
 namespace rz {
 
 enum class Do : uint8_t { gather, recv, forward, backward, input_grad, weight_grad, send, reduce, release };
+template <>
+inline constexpr auto kNames<Do> = std::to_array<Named<Do>>({{Do::gather, "gather"},
+                                                             {Do::recv, "recv"},
+                                                             {Do::forward, "forward"},
+                                                             {Do::backward, "backward"},
+                                                             {Do::input_grad, "input_grad"},
+                                                             {Do::weight_grad, "weight_grad"},
+                                                             {Do::send, "send"},
+                                                             {Do::reduce, "reduce"},
+                                                             {Do::release, "release"}});
 
 struct Instr {
     Do what;
@@ -149,7 +161,7 @@ std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape
 std::string find_program_error(const Program&, const StepShape&, int rank);
 void check_program(const Program&, const StepShape&, int rank);  // throws it
 
-const char* name_of(Do);
+std::string task_name(const Instr&);  // "backward 1 of stage 0", in traces and profilers
 std::string describe(const Instr&);   // "backward of unit 3, stage 0, micro-batch 1, slot 0"
 std::string text_of(const Program&);  // one line for each instruction
 

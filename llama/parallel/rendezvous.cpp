@@ -1,7 +1,7 @@
-// The programs of all ranks, run together on bookkeeping and a clock.
+// The programs of all ranks, run together on bookkeeping alone: whether all come to their end.
 
-#include <algorithm>
 #include <map>
+#include <set>
 
 #include "kernels/runtime/check.h"
 #include "llama/parallel/pipeline_program.h"
@@ -9,12 +9,10 @@
 namespace rz {
 namespace {
 
-constexpr int64_t kNotYet = -1;
-
 class AllRanks {
    public:
-    AllRanks(const std::vector<RankProgram>& ranks, const PipelineCosts* costs, bool one_lane)
-        : ranks_(ranks), costs_(costs), one_lane_(one_lane), state_(ranks.size()) {
+    AllRanks(const std::vector<RankProgram>& ranks, bool one_lane)
+        : ranks_(ranks), one_lane_(one_lane), state_(ranks.size()) {
         for (size_t r = 0; r < ranks.size(); ++r) read(int(r));
     }
 
@@ -24,25 +22,19 @@ class AllRanks {
             for (size_t r = 0; r < ranks_.size(); ++r)
                 while (compute(int(r))) moved = true;
             for (auto& [key, queue] : queues_)
-                while (queue.next < queue.messages.size() && carry(key, queue)) moved = true;
+                while (queue.next < queue.messages.size() && carry(queue)) moved = true;
             if (!error_.empty()) return error_;
         }
         return stuck();
     }
-    int64_t end() const { return end_; }
 
    private:
-    struct Slot {
-        int64_t free_at = 0;
-        int in_use_by = -1;
-    };
     using Place = std::pair<int, int>;  // stage and micro-batch
     struct Rank {
         std::vector<size_t> compute;  // positions of compute instructions
         size_t next = 0;
-        int64_t free_at = 0;
-        std::vector<int64_t> done;                 // by position: end; kNotYet
-        std::map<Place, int64_t> input, gradient;  // when they are there
+        std::vector<bool> done;           // by position
+        std::set<Place> input, gradient;  // that are there
     };
     struct Message {
         int rank;
@@ -67,7 +59,7 @@ class AllRanks {
     void read(int rank) {
         Rank& mine = state_[size_t(rank)];
         const auto& code = ranks_[size_t(rank)].program.code;
-        mine.done.assign(code.size(), kNotYet);
+        mine.done.resize(code.size());
         for (size_t k = 0; k < code.size(); ++k) {
             if (code[k].computes()) mine.compute.push_back(k);
             if (code[k].what == Do::send || code[k].what == Do::recv)
@@ -77,26 +69,17 @@ class AllRanks {
 
     const StepShape& shape(int rank) const { return ranks_[size_t(rank)].shape; }
 
-    // When the tensors that the instruction reads are there; kNotYet.
-    int64_t inputs_at(int rank, const Instr& i) {
-        Rank& mine = state_[size_t(rank)];
+    // True: the tensors that the instruction reads are there.
+    bool has_inputs(int rank, const Instr& i) const {
+        const Rank& mine = state_[size_t(rank)];
         const StageUnits& stage = shape(rank).stage(i.stage);
         const Place place(i.stage, i.micro_batch);
         if (i.what == Do::forward && i.first_unit == stage.first_unit && stage.first_unit > 0)
-            return mine.input.count(place) ? mine.input.at(place) : kNotYet;
+            return mine.input.count(place) > 0;
         const bool first_half = i.what == Do::backward || i.what == Do::input_grad;
         if (first_half && i.last_unit == stage.last_unit && stage.last_unit < shape(rank).last_unit())
-            return mine.gradient.count(place) ? mine.gradient.at(place) : kNotYet;
-        return 0;
-    }
-
-    // Charged where a pass of the stage begins.
-    int64_t cost_of(const Instr& i, const StageUnits& stage) const {
-        if (!costs_) return 0;
-        const size_t s = size_t(i.stage);
-        if (i.what == Do::forward) return i.first_unit == stage.first_unit ? costs_->forward[s] : 0;
-        if (i.last_unit != stage.last_unit) return 0;
-        return (i.what == Do::weight_grad ? 0 : costs_->input[s]) + (i.what == Do::input_grad ? 0 : costs_->weight[s]);
+            return mine.gradient.count(place) > 0;
+        return true;
     }
 
     bool compute(int rank) {
@@ -105,59 +88,47 @@ class AllRanks {
         const size_t position = mine.compute[mine.next];
         const Instr& i = at(rank, position);
         const StageUnits& stage = shape(rank).stage(i.stage);
-        int64_t start = inputs_at(rank, i);
-        if (start == kNotYet) return false;
+        if (!has_inputs(rank, i)) return false;
         if (i.what == Do::forward && i.first_unit == stage.first_unit) {
-            const int64_t slot = slot_free(rank, i);
-            if (slot == kNotYet) return false;
-            start = std::max(start, slot);
-            slots_[{rank, i.stage, i.slot}].in_use_by = i.micro_batch;
+            if (!slot_free(rank, i)) return false;
+            user_[{rank, i.stage, i.slot}] = i.micro_batch;
         }
-        const int64_t end = std::max(start, mine.free_at) + cost_of(i, stage);
-        mine.free_at = mine.done[position] = end;
-        end_ = std::max(end_, end);
+        mine.done[position] = true;
         ++mine.next;
-        hand_over(rank, i, stage, end);
+        hand_over(rank, i, stage);
         return true;
     }
 
     // To the rank's own stage above or below; and the slot, when the micro-batch leaves.
-    void hand_over(int rank, const Instr& i, const StageUnits& stage, int64_t end) {
+    void hand_over(int rank, const Instr& i, const StageUnits& stage) {
         Rank& mine = state_[size_t(rank)];
         if (i.what == Do::forward) {
             if (i.last_unit == stage.last_unit)
                 if (const StageUnits* above = shape(rank).above(stage, i.micro_batch))
-                    mine.input[{above->stage, i.micro_batch}] = end;
+                    mine.input.insert({above->stage, i.micro_batch});
             return;
         }
-        if (i.first_unit != stage.first_unit) return;
-        if (i.what == Do::weight_grad) return;
+        if (i.first_unit != stage.first_unit || i.what == Do::weight_grad) return;
         if (const StageUnits* below = shape(rank).below(stage, i.micro_batch))
-            mine.gradient[{below->stage, i.micro_batch}] = end;
-        leave(rank, i, end);
+            mine.gradient.insert({below->stage, i.micro_batch});
+        left_.insert({rank, i.stage, i.micro_batch});
+        free_if_done(rank, i);
     }
 
     // A slot is free when its micro-batch has left and its gradient has been carried away.
-    void leave(int rank, const Instr& i, int64_t end) {
-        auto& slot = slots_[{rank, i.stage, i.slot}];
-        slot.free_at = std::max(slot.free_at, end);
-        left_[{rank, i.stage, i.micro_batch}] = true;
-        free_if_done(rank, i);
-    }
     void free_if_done(int rank, const Instr& i) {
         const SlotKey place{rank, i.stage, i.micro_batch};
         const StageUnits& stage = shape(rank).stage(i.stage);
         const bool elsewhere = stage.first_unit > 0 && !shape(rank).below(stage, i.micro_batch);
-        if (left_[place] && (!elsewhere || gradient_gone_[place])) slots_[{rank, i.stage, i.slot}].in_use_by = -1;
+        if (left_.count(place) && (!elsewhere || gradient_gone_.count(place))) user_.erase({rank, i.stage, i.slot});
     }
-    int64_t slot_free(int rank, const Instr& i) {
-        const Slot& slot = slots_[{rank, i.stage, i.slot}];
-        if (slot.in_use_by == i.micro_batch) return 0;  // its own: taken when its input was received
-        return slot.in_use_by >= 0 ? kNotYet : slot.free_at;
+    bool slot_free(int rank, const Instr& i) const {
+        const auto user = user_.find({rank, i.stage, i.slot});
+        return user == user_.end() || user->second == i.micro_batch;  // its own: taken when its input was received
     }
 
     // The queue's next message, if both ends are ready.
-    bool carry(const QueueKey& key, Queue& queue) {
+    bool carry(Queue& queue) {
         const Message mine = queue.messages[queue.next];
         const Instr& i = at(mine.rank, mine.position);
         if (i.what != Do::send) return false;  // carried from the sender's side
@@ -173,41 +144,34 @@ class AllRanks {
                             (long long)theirs.position, describe(recv).c_str());
             return false;
         }
-        const int64_t made = written_at(mine);
         const bool up = i.last_unit > i.first_unit;
-        const int64_t room = up ? slot_free(theirs.rank, recv) : 0;
-        if (made == kNotYet || room == kNotYet) return false;
-        const int64_t arrived =
-            std::max({made, room, lane_free_[key], lane_free_[other]}) + (costs_ ? costs_->message : 0);
-        lane_free_[key] = lane_free_[other] = arrived;
-        arrive(mine, theirs, up, arrived);
+        if (!is_written(mine) || (up && !slot_free(theirs.rank, recv))) return false;
+        arrive(mine, theirs, up);
         ++queue.next;
         ++peer->second.next;
         return true;
     }
 
-    void arrive(const Message& mine, const Message& theirs, bool up, int64_t arrived) {
+    void arrive(const Message& mine, const Message& theirs, bool up) {
         const Instr &i = at(mine.rank, mine.position), &recv = at(theirs.rank, theirs.position);
         Rank& receiver = state_[size_t(theirs.rank)];
-        (up ? receiver.input : receiver.gradient)[{recv.stage, recv.micro_batch}] = arrived;
+        (up ? receiver.input : receiver.gradient).insert({recv.stage, recv.micro_batch});
         if (up) {
-            slots_[{theirs.rank, recv.stage, recv.slot}].in_use_by = recv.micro_batch;
+            user_[{theirs.rank, recv.stage, recv.slot}] = recv.micro_batch;
             return;
         }
-        auto& slot = slots_[{mine.rank, i.stage, i.slot}];
-        slot.free_at = std::max(slot.free_at, arrived);
-        gradient_gone_[{mine.rank, i.stage, i.micro_batch}] = true;
+        gradient_gone_.insert({mine.rank, i.stage, i.micro_batch});
         free_if_done(mine.rank, i);
     }
 
-    // When the compute instruction before the send has ended.
-    int64_t written_at(const Message& m) const {
+    // True: the compute instruction before the send has ended.
+    bool is_written(const Message& m) const {
         for (size_t k = m.position; k-- > 0;)
             if (at(m.rank, k).computes() && at(m.rank, k).stage == at(m.rank, m.position).stage &&
                 at(m.rank, k).micro_batch == at(m.rank, m.position).micro_batch &&
                 at(m.rank, k).what != Do::weight_grad)
                 return state_[size_t(m.rank)].done[k];
-        return kNotYet;
+        return false;
     }
 
     std::string stuck() const {
@@ -231,28 +195,18 @@ class AllRanks {
         auto operator<=>(const SlotKey&) const = default;
     };
     const std::vector<RankProgram>& ranks_;
-    const PipelineCosts* costs_;
     bool one_lane_;
     std::vector<Rank> state_;
     std::map<QueueKey, Queue> queues_;
-    std::map<QueueKey, int64_t> lane_free_;
-    std::map<SlotKey, Slot> slots_;
-    std::map<SlotKey, bool> left_, gradient_gone_;  // by rank, stage and micro-batch
+    std::map<SlotKey, int> user_;             // the micro-batch that a slot is in use by
+    std::set<SlotKey> left_, gradient_gone_;  // by rank, stage and micro-batch
     std::string error_;
-    int64_t end_ = 0;
 };
 
 }  // namespace
 
 std::string find_rendezvous_error(const std::vector<RankProgram>& ranks, bool one_lane) {
-    return AllRanks(ranks, nullptr, one_lane).run();
-}
-
-int64_t run_programs(const std::vector<RankProgram>& ranks, const PipelineCosts& costs) {
-    AllRanks all(ranks, &costs, costs.one_lane);
-    const std::string why = all.run();
-    require(why.empty(), "%s", why.c_str());
-    return all.end();
+    return AllRanks(ranks, one_lane).run();
 }
 
 }  // namespace rz

@@ -62,4 +62,11 @@ struct PipelineSummary {
 // `ranks`: in the order of the job; `pp`: of each its place on the pp axis.
 PipelineSummary summarise(std::vector<PipelineNumbers> ranks, const std::vector<int>& pp);
 
+// For the console: how busy the ranks were in a step, all together and each.
+// Shares are of all ranks' time until the last one ended; depths and micro-batches are the most of any rank.
+std::string stages_line(const std::vector<PipelineNumbers>& ranks);
+// One figure for each rank on the pp axis (the first data rank), separated by slashes; shares are of the time until the
+// last one of all ended. `pp` as in summarise().
+std::string stages_by_rank_line(const std::vector<PipelineNumbers>& ranks, const std::vector<int>& pp);
+
 }  // namespace rz

@@ -73,7 +73,14 @@ OpWork attention(const AttentionShape& s, bool backward, int left_free) {
 
 OpWork work(const AttentionForward& a) { return attention(a.shape, false, a.beside.left_free); }
 OpWork work(const AttentionLargest& a) { return attention(a.forward.shape, false, 0); }
-OpWork work(const AttentionBackward& a) { return attention(a.shape, true, a.beside.left_free); }
+OpWork work(const Rope&);
+// RoPE's backward pass is in the stores of the tensor-core kernels alone.
+OpWork work(const AttentionBackward& a) {
+    OpWork w = attention(a.shape, true, a.beside.left_free);
+    const bool in_stores = a.shape.dtype != DType::f32 && attention_advice(a.shape.dtype, a.shape.D).empty();
+    if (a.back.x && !in_stores) w.more_bytes = work(a.back).bytes;
+    return w;
+}
 OpWork work(const RmsnormForward& a) {
     return bytes(n(a.N) * n(a.C) * size_of(a.dtype) * (a.residual ? 4 : 2), a.dtype);
 }
@@ -231,7 +238,8 @@ bool find_work(const OpCall& op, OpWork& found) {
 
 double seconds_of(const Machine& m, const OpWork& w) {
     const double moved = w.bytes / (1e9 * m.memory_gbs);
-    return 1e-6 * m.op_us + std::max(w.flops > 0 ? w.flops / rate_of(m, w) : 0, moved);
+    return 1e-6 * m.op_us + std::max(w.flops > 0 ? w.flops / rate_of(m, w) : 0, moved) +
+           w.more_bytes / (1e9 * m.memory_gbs);
 }
 
 // What crosses the bus between a card and its host, or is computed there; 0: nothing of that.

@@ -19,6 +19,7 @@ namespace rz {
 struct OpWork {
     enum class Limit { gemm, attention_forward, attention_backward, bytes } limit = Limit::bytes;
     double flops = 0, bytes = 0;
+    double more_bytes = 0;  // of a second kernel
     DType dtype = DType::f32;
     int64_t T = 0, head_dim = 0;  // of attention
     int left_free = 0;            // multiprocessors that attention does not take (--comm-sms)

@@ -7,22 +7,7 @@
 
 namespace rz {
 
-std::string escape_html(const std::string& text) {
-    std::string out;
-    for (const char c : printable(replace_invalid_utf8(text))) {
-        if (c == '<')
-            out += "&lt;";
-        else if (c == '>')
-            out += "&gt;";
-        else if (c == '&')
-            out += "&amp;";
-        else if (c == '"')
-            out += "&quot;";
-        else
-            out += c;
-    }
-    return out;
-}
+std::string escape_html(const std::string& text) { return escape_markup(replace_invalid_utf8(text)); }
 
 static bool is_number(const std::string& text) {
     return text.find_first_of("0123456789") != std::string::npos &&

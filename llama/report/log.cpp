@@ -15,7 +15,6 @@
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/report/plot.h"
-#include "llama/report/run_record.h"
 
 namespace rz {
 
@@ -265,7 +264,11 @@ void Log::scalars(int64_t step, const std::vector<std::pair<std::string, double>
 // A run continues without what only describes it.
 void Log::write_settings(int64_t first_step) {
     if (facts_.settings.empty()) return;
-    unless_it_fails("run.json", [&] { write_run_settings(folder_, facts_.settings); });
+    unless_it_fails("run.json", [&] {
+        OrderedJson json = OrderedJson::object();
+        for (const auto& [key, value] : facts_.settings) json[key] = replace_invalid_utf8(value);
+        write_file_atomically(folder_ + "/run.json", json.dump(1) + "\n");
+    });
     std::string table = "| setting | value |\n|---|---|\n";
     for (const auto& [key, value] : facts_.settings) table += "| " + key + " | " + replace_invalid_utf8(value) + " |\n";
     if (events_ && !events_->write_text(first_step, "settings", table)) warn_once("TensorBoard's events");

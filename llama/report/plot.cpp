@@ -24,23 +24,6 @@ const char* colour_of(const std::vector<Curve>& curves, size_t i) {
     return kColours[(curves[i].colour < 0 ? i : size_t(curves[i].colour)) % std::size(kColours)];
 }
 
-std::string escaped(std::string_view text) {
-    std::string out;
-    for (const char c : printable(text)) {
-        if (c == '<')
-            out += "&lt;";
-        else if (c == '>')
-            out += "&gt;";
-        else if (c == '&')
-            out += "&amp;";
-        else if (c == '"')
-            out += "&quot;";
-        else
-            out += c;
-    }
-    return out;
-}
-
 struct ValueAxis {
     double low, high, from, to;  // data range, pixels
     std::vector<double> ticks;
@@ -109,7 +92,7 @@ std::string curve_svg(const Curve& curve, const char* colour, const ValueAxis& x
 
 std::string text_svg(double x, double y, const char* anchor, int size, const std::string& text, const char* more = "") {
     return format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\"%s>%s</text>\n", x, y, anchor, size,
-                  more, escaped(text).c_str());
+                  more, escape_markup(text).c_str());
 }
 
 // A line over the plot, in smaller type where it is long. Fonts differ; 0.62 em is a wide one's bold average.
@@ -180,6 +163,23 @@ std::string legend_svg(const std::vector<Curve>& curves, double top) {
 
 }  // namespace
 
+std::string escape_markup(std::string_view text) {
+    std::string out;
+    for (const char c : printable(text)) {
+        if (c == '<')
+            out += "&lt;";
+        else if (c == '>')
+            out += "&gt;";
+        else if (c == '&')
+            out += "&amp;";
+        else if (c == '"')
+            out += "&quot;";
+        else
+            out += c;
+    }
+    return out;
+}
+
 std::vector<double> round_ticks(double low, double high, int count) {
     const double rough = (high - low) / count;
     const double power = std::pow(10, std::floor(std::log10(rough)));
@@ -211,7 +211,7 @@ std::string plot_svg(const PlotText& text, const std::vector<Curve>& curves) {
         "<title>%s</title>\n"
         "<style>text{fill:#75797f}.strong{font-weight:600}.axis{fill:none;stroke:#85898f}"
         ".grid{fill:none;stroke:#85898f;stroke-opacity:.25}</style>\n",
-        kWidth, kHeight, kWidth, kHeight, escaped(text.title).c_str());
+        kWidth, kHeight, kWidth, kHeight, escape_markup(text.title).c_str());
     out += frame_svg(text, x, y) + legend_svg(curves, top);
     for (const bool faint : {true, false})
         for (size_t i = 0; i < curves.size(); ++i)

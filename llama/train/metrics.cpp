@@ -8,8 +8,6 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
-#include "llama/parallel/stages_line.h"
-#include "llama/parallel/task_name.h"
 #include "llama/report/rank_report.h"
 
 namespace rz {

@@ -14,6 +14,7 @@
 
 #include "comm/process.h"
 #include "llama/checkpoint/checkpoint.h"
+#include "llama/train/courier.h"
 
 namespace rz {
 
@@ -34,9 +35,6 @@ class SnapshotHosts {
     int rank_;
     std::vector<int> first_;
 };
-
-int64_t arrival_bytes(int64_t share);  // of host memory, for what is on its way of a share
-class Courier;
 
 class Neighbours {
    public:

@@ -617,8 +617,8 @@ static void add_checkpoints(OptionGroup keep, TrainOptions& o) {
         .also("save-steps");
     keep.whole(
         "--max-restarts", Keeps::no, o.max_restarts, 0, 1 << 20,
-        "Number of times that ranks of --ranks start again after one was killed, failed (70) or hung (71). Those on "
-        "CPUs that live keep their process. "
+        "Number of times that ranks of --ranks start again after one was killed, failed (70) or hung (71). Those "
+        "that live keep their process, on CPUs and over NCCL. "
         "They resume from the newest snapshot (--snapshot-every) or checkpoint.");
     keep.count("--snapshot-every", Keeps::no, o.snapshot_every, 0, kBig,
                "Number of steps between snapshots of the state in the host's memory (/dev/shm), for ranks that start "

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "comm/links.h"
+#include "dev/common/links.h"
 #include "comm/loopback.h"
 #include "comm/process.h"
 

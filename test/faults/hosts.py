@@ -24,13 +24,7 @@ KEEP = pathlib.Path(__file__).resolve().parents[2] / "dev/run/keep.sh"
 
 class Host:
     def __init__(self):
-        command = [
-            str(KEEP),
-            "--",
-            "sh",
-            "-c",
-            'echo "$RINGZERO_RESTART"; exec sleep 100000',
-        ]
+        command = [str(KEEP), "--", "sh", "-c", 'echo "$RINGZERO_RESTART"; exec sleep 100000']
         self.keeper = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=without_restart())
         self.memory = self.keeper.stdout.readline().strip()
 
@@ -64,11 +58,7 @@ def one_start(hosts, ranks, command, faults):
     try:
         for host, here in enumerate(ranks):
             for r in here:
-                own = {
-                    "RANK": str(r),
-                    "LOCAL_WORLD_SIZE": str(len(here)),
-                    "RINGZERO_RESTART": hosts[host].memory,
-                }
+                own = {"RANK": str(r), "LOCAL_WORLD_SIZE": str(len(here)), "RINGZERO_RESTART": hosts[host].memory}
                 running[subprocess.Popen(command, env=env | own)] = host
         while running:
             time.sleep(0.02)

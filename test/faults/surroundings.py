@@ -91,30 +91,12 @@ class Case:
         self.temporary.mkdir()
         kind = self.case["disk"].split()
         if kind[0] == "tmpfs":
-            subprocess.run(
-                ["mount", "-t", "tmpfs", "-o", f"size={kind[1]}k", "disk", self.disk],
-                check=True,
-            )
+            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={kind[1]}k", "disk", self.disk], check=True)
         if kind[0] == "ext3":
             image = self.folder / "image"
             with open(image, "wb") as f:
                 f.truncate((int(kind[1]) + 1300) * 1024)  # and its journal
-            subprocess.run(
-                [
-                    "mke2fs",
-                    "-q",
-                    "-t",
-                    "ext3",
-                    "-b",
-                    "1024",
-                    "-m",
-                    "0",
-                    "-J",
-                    "size=1",
-                    image,
-                ],
-                check=True,
-            )
+            subprocess.run(["mke2fs", "-q", "-t", "ext3", "-b", "1024", "-m", "0", "-J", "size=1", image], check=True)
             subprocess.run(["mount", "-o", "loop", "-t", "ext3", image, self.disk], check=True)
         try:
             yield
@@ -126,17 +108,7 @@ class Case:
         """Exit code ("hang" past the limit) and what was said."""
         c, s = self.case, self.s
         flags = c["flags"].split() if c["ranks"] != "1" or "symmetric" not in c["flags"] else []
-        command = [
-            s.program,
-            *all_faults.TRAIN,
-            "--device",
-            "cpu",
-            "--data",
-            s.data,
-            "--out",
-            out or self.out,
-            *flags,
-        ]
+        command = [s.program, *all_faults.TRAIN, "--device", "cpu", "--data", s.data, "--out", out or self.out, *flags]
         command = [str(x) for x in command + (["--resume", "auto"] if resume else [])]
         if poor and c["descriptors"] == "closed":
             command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
@@ -206,10 +178,7 @@ class Case:
         with self.mounted():
             if self.case["killed"] == "resume":  # there is something to resume from
                 self.start(True, fault="checkpoint.renamed:0:1:kill")
-            starts = [
-                ("killed", KILLS[self.case["killed"]], self.case["killed"] == "resume"),
-                ("next", "", True),
-            ]
+            starts = [("killed", KILLS[self.case["killed"]], self.case["killed"] == "resume"), ("next", "", True)]
             for what, fault, resume in starts:
                 code, said = self.start(True, fault, resume)
                 if problem := self.judge(code, said, bool(fault)):
@@ -241,19 +210,12 @@ class Case:
 
 class Setting:
     def __init__(self, program, work, timeout):
-        self.program, self.work, self.timeout = (
-            pathlib.Path(program).resolve(),
-            work,
-            timeout,
-        )
+        self.program, self.work, self.timeout = (pathlib.Path(program).resolve(), work, timeout)
         self.data = work / "data"
         table = subprocess.run([self.program, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
         self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table.split("Exit codes:")[1], re.M)}
         subprocess.run(
-            all_faults.prepare_command(self.data),
-            check=True,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            all_faults.prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         self.references, self.names = {}, []
 
@@ -264,15 +226,7 @@ class Setting:
         if key not in self.references:
             folder = self.work / f"whole{len(self.references)}"
             folder.mkdir()
-            whole = Case(
-                dict(
-                    {f: v[0] for f, v in FACTORS.items()},
-                    ranks=case["ranks"],
-                    flags=flags,
-                ),
-                self,
-                folder,
-            )
+            whole = Case(dict({f: v[0] for f, v in FACTORS.items()}, ranks=case["ranks"], flags=flags), self, folder)
             with whole.mounted():
                 code, said = whole.start(False)
                 if code != 0:
@@ -306,15 +260,9 @@ def main():
             problem, said = Case(case, setting, folder).run()
             failed += bool(problem)
             rows.append((problem or "ok", name_of(case)))
-            print(
-                f"{'FAILED' if problem else 'ok':6} {time.monotonic() - start:5.1f} s  {name_of(case)}",
-                flush=True,
-            )
+            print(f"{'FAILED' if problem else 'ok':6} {time.monotonic() - start:5.1f} s  {name_of(case)}", flush=True)
             if problem:
-                print(
-                    f"FAILED: {problem}\n" + "\n".join("    " + line for line in said.splitlines()[-12:]),
-                    flush=True,
-                )
+                print(f"FAILED: {problem}\n" + "\n".join("    " + line for line in said.splitlines()[-12:]), flush=True)
             shutil.rmtree(folder, ignore_errors=True)
     if o.report:
         lines = [

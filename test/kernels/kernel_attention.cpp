@@ -74,7 +74,8 @@ class Attention : public testing::TestWithParam<Case> {
     void check_backward(AttentionKernels fastest = AttentionKernels::wgmma);
     // The backward pass, with so many bytes for score gradients; o and lse come from the CPU, so that all sides start
     // from the same bits.
-    std::function<void(KernelRun&)> backward(const Case& c, int64_t kept);
+    enum class Rotation { none, after, within };  // by RoPE's backward pass: not, in a call of its own, in the stores
+    std::function<void(KernelRun&)> backward(const Case& c, int64_t kept, Rotation = Rotation::none);
     // The gradients of one device against double
     std::function<void(const char* device, const KernelRun::Results&)> backward_in_double(const Case& c);
 };
@@ -152,7 +153,7 @@ std::function<void(const char*, const KernelRun::Results&)> Attention::backward_
     };
 }
 
-std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept) {
+std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept, Rotation rotation) {
     const auto before = run_on(Device{DeviceKind::cpu, 0}, [&](KernelRun& run) { forward(run, c); });
     const AttentionShape s = shape_of(c);
     const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
@@ -174,7 +175,28 @@ std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept)
         a.sum_dkv = c.sum;
         if (kept > 0) a.kept = run.scratch(kept), a.kept_bytes = kept;
         place_documents(run, c, a.shape);
+        if (rotation == Rotation::none) return attention_backward(run.stream(), a);
+        const int64_t rows = c.B * c.Tq, positions = rows + 5;
+        std::vector<float> cosines(size_t(positions * c.D / 2)), sines(cosines.size());
+        rope_tables(cosines.data(), sines.data(), positions, c.D, 10000, {});
+        std::vector<int32_t> own;
+        for (int64_t i = 0; i < rows; ++i) own.push_back(int32_t(i * 7 % positions));
+        const Rope back{.x = a.dq,
+                        .cos_table = run.input<float>(cosines),
+                        .sin_table = run.input<float>(sines),
+                        .N = rows,
+                        .T = c.Tq,
+                        .first_position = 3,
+                        .positions = c.documents.empty() ? nullptr : run.input<int32_t>(own),
+                        .heads = c.H + c.K,
+                        .D = c.D,
+                        .row_stride = s.q_row,
+                        .inverse = true,
+                        .dtype = c.dtype,
+                        .amax = run.inout<uint32_t>("amax", zeros(1, DType::f32))};
+        if (rotation == Rotation::within) a.back = back;
         attention_backward(run.stream(), a);
+        if (rotation == Rotation::after) rope(run.stream(), back);
     };
 }
 
@@ -224,6 +246,52 @@ TEST_P(Attention, KeptScoresLeaveTheBits) {
         for (const auto& [name, result] : run_on(cuda, backward(c, kept)))
             EXPECT_TRUE(result.bytes == twice.at(name).bytes) << name << ": " << kept << " of " << all << " bytes kept";
     }
+}
+
+// The blocks that kernels have had so far; 0 on a GPU
+uint64_t blocks_so_far() {
+#ifdef SIMT_EMU
+    return simt::stats().blocks;
+#else
+    return 0;
+#endif
+}
+
+// RoPE's backward pass in the stores of dq and dk gives the bits of a kernel of its own, the magnitude of all three
+// included. The tensor-core kernels need no other kernel for it.
+TEST_P(Attention, RopeInTheStoresLeavesTheBits) {
+    Case c = GetParam();
+    if (!c.packed || c.Tq != c.Tk || c.ahead > 0 || c.sum) GTEST_SKIP() << "not packed rows of queries and keys";
+    if (compute_capability() == 0) GTEST_SKIP() << "no CUDA device";
+    const Device cuda{DeviceKind::cuda, 0};
+    for (const AttentionKernels fastest : {AttentionKernels::wgmma, AttentionKernels::mma}) {
+        c.fastest = fastest;
+        const int64_t all = attention_kept_bytes(shape_of(c), compute_capability());
+        const uint64_t before = blocks_so_far();
+        const KernelRun::Results after = run_on(cuda, backward(c, 0, Rotation::after));
+        const uint64_t blocks = blocks_so_far() - before;
+        for (const int64_t kept : {int64_t(0), all}) {
+            if (kept > 0 && fastest != AttentionKernels::wgmma) continue;
+            next_schedule();
+            for (const auto& [name, result] : run_on(cuda, backward(c, kept, Rotation::within)))
+                EXPECT_TRUE(result.bytes == after.at(name).bytes) << name << ": " << kept << " bytes kept";
+            if (kept == 0 && blocks > 0 && wgmma_covers(c) && compute_capability() >= 80) {
+                EXPECT_LT(blocks_so_far() - before, 2 * blocks) << "a kernel of its own rotates";
+            }
+            if (all == 0) break;
+        }
+        if (!wgmma_covers(c)) return;
+    }
+}
+
+// A build without code for Hopper takes no memory for kernels that it does not have. PTX_BUILT_FOR plays it.
+TEST(AttentionKept, TakesMemoryForKernelsThatThereAre) {
+    if (compute_capability() != 90) GTEST_SKIP() << "no CUDA device that keeps score gradients (9.0)";
+    const AttentionShape s = shape_of({1, 256, 256, 2, 2, 128, DType::bf16});
+    const char* built_for = std::getenv("PTX_BUILT_FOR");
+    const bool there = built_for == nullptr || std::atoi(built_for) >= 90;
+    EXPECT_EQ(attention_kept_bytes(s, Device{DeviceKind::cuda, 0}), there ? attention_kept_bytes(s, 90) : 0);
+    EXPECT_GT(attention_kept_bytes(s, 90), 0);
 }
 
 constexpr auto f32 = DType::f32, b16 = DType::bf16, h16 = DType::f16;
@@ -381,14 +449,6 @@ struct Beside {
     unsigned resident;
 };
 
-// The blocks that kernels have had so far; 0 on a GPU
-uint64_t blocks_so_far() {
-#ifdef SIMT_EMU
-    return simt::stats().blocks;
-#else
-    return 0;
-#endif
-}
 void let_run_together([[maybe_unused]] unsigned blocks) {
 #ifdef SIMT_EMU
     simt::options().resident = blocks;

@@ -68,10 +68,13 @@ TEST(KeptScores, AreThoseThatFitWithWorkForAllMultiprocessors) {
 }
 
 TEST(KeptScores, AreNamed) {
-    const AttentionShape s = shape(1, 4096, 32, 32), t = shape(1, 16384, 32, 32);
+    const AttentionShape s = shape(1, 4096, 32, 32), t = shape(1, 32768, 32, 32), few = shape(1, 4096, 32, 8);
     EXPECT_EQ(attention_products(s, 90, attention_kept_bytes(s, 90)),
               "five products, the score gradients of 16 of 32 key heads at a time in 260.0 MiB");
-    EXPECT_EQ(attention_products(t, 90, 0), "seven products; the score gradients of a key head would take 257.0 MiB");
+    EXPECT_EQ(attention_products(t, 90, 0), "seven products; the score gradients of a key head would take 1.00 GiB");
+    EXPECT_EQ(attention_products(few, 90, 0),
+              "seven products; the score gradients of 4 of 8 key heads fit, too little work at a time");
+    EXPECT_EQ(attention_products(s, 90, 0), "seven products; chunks of sequences keep no score gradients");
     EXPECT_EQ(attention_products(s, 100, 0), "");
 }
 

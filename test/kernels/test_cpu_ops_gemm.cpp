@@ -193,7 +193,7 @@ TEST(Gemm, RefusesStridesThatAreTooShort) {
 
 TEST(Gemm, NamesItsLibrary) { EXPECT_NE(std::string(gemm_library(DeviceKind::cpu)), ""); }
 
-// A crash inside oneDNN that is a failed allocation has words (test_faults.sh, libraries_fail); no other has.
+// A crash inside oneDNN that is a failed allocation has words (test_faults.py, libraries_fail); no other has.
 TEST(GemmCrash, ABadPointerOrASignalIsStillACrash) {
     if (!gemm_cpu_uses_library()) GTEST_SKIP() << "without oneDNN";
     GTEST_FLAG_SET(death_test_style, "threadsafe");  // OpenMP's threads do not live on in a forked process

@@ -1,42 +1,15 @@
 #pragma once
 // Shared by tests of this room. Its tests are compiled several at a time, so each names its own differently.
 
-#include <stdlib.h>
-
 #include <cstring>
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "llama/base/safetensors.h"
+#include "test/checks.h"
 #include "test/kernels/cpu_device.h"
 
 namespace rz {
-
-// Removed in the end, with what is in it.
-struct TempFolder {
-    TempFolder() { require(::mkdtemp(path.data()) != nullptr, "can't make a folder: %m"); }
-    ~TempFolder() {
-        std::error_code ignored;
-        std::filesystem::remove_all(path, ignored);
-    }
-    TempFolder(const TempFolder&) = delete;
-    TempFolder& operator=(const TempFolder&) = delete;
-    std::string operator/(const std::string& file) const { return path + "/" + file; }
-
-    std::string path = "/tmp/ringzero-test-XXXXXX";
-};
-
-// The refusal of f; "" if it is not refused.
-template <class F>
-std::string error_of(F&& f) {
-    try {
-        f();
-        return "";
-    } catch (const Error& e) {
-        return e.what();
-    }
-}
 
 // A tensor of a golden file.
 inline std::vector<float> stored(const Safetensors& file, const std::string& name) {

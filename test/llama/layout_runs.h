@@ -1,15 +1,21 @@
 #pragma once
-// One model trained on ranks that are threads, on any layout of them, and what came out: for tests that compare
-// layouts.
+// A toy LLaMA trained on any layout of ranks, and what came out of it. A test of layouts is a table: one layout, what
+// is promised of others, and of each of them the settings that differ.
+//
+//   const Layout one{.steps = 3};
+//   expect_rows({"--tp 2", "--dp 3 --zero 3 --recompute block"}, one, is_close_to(train(one), 3 * one.rate));
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <map>
 #include <mutex>
 #include <optional>
 #include <random>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -26,14 +32,46 @@
 namespace rz {
 namespace layout_runs {
 
-inline ModelConfig toy(int64_t kv_heads, bool tied = false) {
-    ModelConfig c;  // ffn, vocabulary and rows divide by none of 2, 3, 4
-    c.dim = 48, c.layers = 2, c.heads = 12, c.kv_heads = kv_heads, c.head_dim = 4, c.ffn = 23, c.vocab = 37;
-    c.max_seq_len = 16;
+inline ModelConfig resolved(ModelConfig c, bool tied) {
     c.tied = tied;
     c.init_std = 0.1;
     c.resolve();
     return c;
+}
+
+inline ModelConfig toy(int64_t kv_heads, bool tied = false) {
+    ModelConfig c;  // ffn, vocabulary and rows divide by none of 2, 3, 4
+    c.dim = 48, c.layers = 2, c.heads = 12, c.kv_heads = kv_heads, c.head_dim = 4, c.ffn = 23, c.vocab = 37;
+    c.max_seq_len = 16;
+    return resolved(c, tied);
+}
+
+// The smallest: slices of its units are padded on 3 and 4 ranks.
+inline ModelConfig toy24(bool tied = false, int64_t layers = 3, int64_t vocab = 37) {
+    ModelConfig c;
+    c.dim = 24, c.layers = layers, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = vocab;
+    c.max_seq_len = 16;
+    return resolved(c, tied);
+}
+
+// A vocabulary whose embedding and head, of toy24, are cut into equal slices on 2, 3, 4 and 8 ranks: 48,960 and 48,984
+// elements, which are padded to 49,152.
+constexpr int64_t kEqualVocab = 2040;
+
+// Sides in multiples of 16, for fp8; T is 16 too.
+inline ModelConfig toy16(bool tied = false) {
+    ModelConfig c;
+    c.dim = 32, c.layers = 3, c.heads = 2, c.kv_heads = 1, c.head_dim = 16, c.ffn = 48, c.vocab = 37;
+    c.max_seq_len = 16;
+    return resolved(c, tied);
+}
+
+// Sides in multiples of 128, for fp8 in tiles; with two sequences T is 64.
+inline ModelConfig toy128() {
+    ModelConfig c;
+    c.dim = 128, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = 64, c.ffn = 128, c.vocab = 37;
+    c.max_seq_len = 64;
+    return resolved(c, false);
 }
 
 constexpr int64_t kT = 11;
@@ -43,8 +81,14 @@ struct Layout {
     int tp = 1, dp = 1, pp = 1;
     std::optional<PipelineKind> schedule = {};
     int shard_size = 0;
+    std::optional<Algorithm> algorithm = {};  // of the data axis
+    int64_t chunk_bytes = 0;
+    int ranks_per_node = 0;
+    CommMeter* meter = nullptr;
     ZeroOptions zero = {};
     Fp8Options fp8 = {};
+    bool fp8_gather = true;
+    bool offload = false;  // of activations, with Recompute::block
     bool forgets = false;  // each micro-batch, what was made of parameters before
     Recompute recompute = Recompute::none;
     int64_t B = 2, micro_batches = 1;  // B: of all dp ranks together
@@ -54,8 +98,12 @@ struct Layout {
     std::vector<int32_t> inputs = {}, targets = {};  // (B, T); none: drawn
     int64_t T = kT;
     float rate = 1e-3f, z_loss = 0;
+    float clip = 0.5f;  // below the first norms: clipping takes part
+    float loss_factor = 1;
     bool decay_embeddings = true;
     int left_out = 0;  // the update of this step, from 1
+    int bad_step = 0;  // in this step the last data rank has a gradient that is no number
+    int omitted = 0;   // this step is not made at all
     Mup mup = {};
     int64_t logits_bytes = 1500;      // several chunks
     int64_t first_micro_batch = 0;    // of those that sequences are numbered by
@@ -64,8 +112,9 @@ struct Layout {
     bool statistics = false;          // of the last step
     bool halves = false;              // the first dp rank has a step's first micro-batches, the next one the next, ...
 
+    int ranks() const { return tp * dp * pp; }
     float grad_scale() const {
-        return 1.0f / float(B * T * (scale_micro_batches ? scale_micro_batches : micro_batches));
+        return loss_factor / float(B * T * (scale_micro_batches ? scale_micro_batches : micro_batches));
     }
     // First sequence of a dp rank's share of B sequences of a micro-batch.
     int64_t first_sequence(int step, int64_t micro_batch, int64_t share, Place dp) const {
@@ -73,6 +122,66 @@ struct Layout {
                       : (step * micro_batches + first_micro_batch + micro_batch) * B + dp.rank * share;
     }
 };
+
+// A layout with some other settings, by the program's names for them where it has any: "--tp 2 --zero 3".
+inline Layout with(Layout how, const std::string& settings) {
+    std::string setting, value;
+    ZeroOptions& zero = how.zero;
+    const auto number = [&](auto& field) {
+        return [&] { field = static_cast<std::remove_reference_t<decltype(field)>>(std::stoll(value)); };
+    };
+    const auto on_off = [&](bool& field) { return [&] { field = value == "on"; }; };
+    const auto named = [&](auto& field) {
+        return [&] { field = parse_name<std::remove_reference_t<decltype(field)>>(setting.c_str(), value); };
+    };
+    const std::map<std::string, std::function<void()>> settings_by_name = {
+        {"--layers", number(how.config.layers)},
+        {"--tp", number(how.tp)},
+        {"--dp", number(how.dp)},
+        {"--pp", number(how.pp)},
+        {"--pp-schedule", [&] { how.schedule = parse_name<PipelineKind>("--pp-schedule", value); }},
+        {"--shard-size", number(how.shard_size)},
+        {"--collectives", [&] { how.algorithm = parse_name<Algorithm>("--collectives", value); }},
+        {"--ring-chunk", number(how.chunk_bytes)},
+        {"--ranks-per-node", number(how.ranks_per_node)},
+        {"--zero", number(zero.stage)},
+        {"--dtype", [&] { zero.param_dtype = parse_dtype("--dtype", value); }},
+        {"--grad-dtype", [&] { zero.grad_dtype = parse_dtype("--grad-dtype", value); }},
+        {"--wire-dtype", [&] { zero.wire_dtype = parse_dtype("--wire-dtype", value); }},
+        {"--master-dtype", [&] { zero.master_dtype = parse_dtype("--master-dtype", value); }},
+        {"--adam-dtype", [&] { zero.adam_dtype = parse_dtype("--adam-dtype", value); }},
+        {"--overlap", on_off(zero.overlap)},
+        {"--prefetch", number(zero.prefetch)},
+        {"--accumulate-locally", on_off(zero.accumulate_locally)},
+        {"--bucket-bytes", number(zero.bucket_bytes)},
+        {"--offload-optimizer", named(zero.offload_optimizer)},
+        {"--offload-params", on_off(zero.offload_params)},
+        {"--offload-grads", on_off(zero.offload_grads)},
+        {"--offload-activations", on_off(how.offload)},
+        {"--fp8", named(how.fp8.recipe)},
+        {"--fp8-skip-first", number(how.fp8.skip_first)},
+        {"--fp8-skip-last", number(how.fp8.skip_last)},
+        {"--fp8-keep-weights", on_off(how.fp8.keep_weights)},
+        {"--fp8-gather", on_off(how.fp8_gather)},
+        {"--recompute", named(how.recompute)},
+        {"--tp-overlap", on_off(how.overlap)},
+        {"--steps", number(how.steps)},
+        {"--batch", number(how.B)},
+        {"--micro-batches", number(how.micro_batches)},
+        {"--logits-bytes", number(how.logits_bytes)}};
+    std::istringstream words(settings);
+    while (words >> setting >> value) {
+        require(settings_by_name.contains(setting), "no setting of a layout: %s", setting.c_str());
+        settings_by_name.at(setting)();
+    }
+    how.config.resolve();
+    return how;
+}
+
+// Ranks of the data axis alone, two sequences each.
+inline Layout data_ranks(int ranks, const ModelConfig& config = toy24()) {
+    return {.config = config, .dp = ranks, .B = 2 * ranks, .rate = 1e-2f, .logits_bytes = 4096};
+}
 
 using Tensors = std::vector<std::vector<float>>;
 
@@ -83,7 +192,16 @@ struct Outcome {
     Tensors weights, gradients;             // whole; gradients: of the last step, before the update, without dp
     std::string statistics;                 // JSON
     int64_t unequal = 0;                    // elements that two ranks hold and that differ
+    int64_t missing = 0;                    // elements that no rank has
     std::vector<std::vector<int64_t>> sent, expected;  // by rank: bytes_sent()
+    int64_t updates = 0;                               // that the optimizer counted
+    std::vector<float> scales;                         // with loss scaling: after each step
+
+    int64_t all_bytes() const {  // that all ranks sent
+        int64_t sum = 0;
+        for (const auto& axes : sent) sum += axes.back();
+        return sum;
+    }
 };
 
 class Collector {
@@ -172,109 +290,177 @@ inline void copy_embedding_to_head(TrainingCore& core) {
     core.zero.optimizer.publish();
 }
 
-inline void add_parameters(TrainingCore& core, Collector& into) {
+inline void add_parameters(TrainingCore& core, Collector& into, bool executes) {
     const DType dtype = core.zero.options.param_dtype;
     for (int u = 0; u < int(core.table.held_units().size()); ++u) {
         const int64_t bytes = core.table.held_units()[size_t(u)].padded * size_of(dtype);
         const Buffer whole(core.device, bytes, MemKind::workspace, "a unit");
         core.zero.params.gather_whole(u, whole.data());
         core.compute.synchronize();
-        into.add(core.table, u, whole.data(), dtype);
+        if (executes) into.add(core.table, u, whole.data(), dtype);
     }
 }
 
-inline CoreOptions core_options(const Layout& how, int64_t B) {
+inline CoreOptions core_options(const Layout& how) {
     return {.zero = how.zero,
-            .adamw = {.max_norm = 0.5f},
+            .adamw = {.max_norm = how.clip},
             .decay_embeddings = how.decay_embeddings,
             .mup = how.mup,
-            .stage = {.B = B,
+            .stage = {.B = how.B / how.dp,
                       .T = how.T,
                       .recompute = how.recompute,
                       .logits_bytes = how.logits_bytes,
                       .fp8 = how.fp8,
+                      .offload = how.offload,
                       .z_loss = how.z_loss},
             .micro_batches = how.micro_batches,
-            .threads = 1,
+            .fp8_gather = how.fp8_gather,
+            .threads = 1,  // ranks outnumber cores
             .pipeline = {.schedule = {.kind = how.schedule}},
             .tp_overlap = how.overlap,
             .tp_wire_f32 = how.wire_f32};
 }
 
-inline Outcome train(const Layout& how) {
-    const int ranks = how.tp * how.dp * how.pp;
-    Outcome out;
-    out.losses.resize(size_t(how.steps));
-    out.z_losses.resize(size_t(how.steps));
-    out.norms.resize(size_t(ranks));
-    out.sent.resize(size_t(ranks)), out.expected.resize(size_t(ranks));
-    Collector weights(how.config, out.weights), gradients(how.config, out.gradients),
-        averages(how.config, out.averages);
-    std::mutex mutex;
-    LoopbackHub hub(ranks);
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}});
+inline MeshOptions mesh_options(const Layout& how) {
+    MeshOptions options{.grid = {.tp = how.tp, .pp = how.pp, .shard_size = how.shard_size}};
+    options.algorithms.data = how.algorithm;
+    options.ranks_per_node = how.ranks_per_node;
+    options.collectives.chunk_bytes = how.chunk_bytes;
+    options.collectives.meter = how.meter;
+    return options;
+}
+
+// One run: on() by each rank, in its thread or process, then end(). A planned device that executes nothing leaves no
+// results.
+class LayoutRun {
+   public:
+    explicit LayoutRun(const Layout& how)
+        : how_(how),
+          weights_(how.config, out_.weights),
+          gradients_(how.config, out_.gradients),
+          averages_(how.config, out_.averages) {
+        out_.losses.resize(size_t(how.steps));
+        out_.z_losses.resize(size_t(how.steps));
+        out_.norms.resize(size_t(how.ranks()));
+        out_.sent.resize(size_t(how.ranks())), out_.expected.resize(size_t(how.ranks()));
+    }
+
+    // `hub`: that of ranks that are threads, for statistics.
+    void on(Mesh& mesh, LoopbackHub* hub = nullptr) {
+        const Layout& how = how_;
+        const int rank = mesh.world().rank;
+        const Device device = mesh.data().transport().device();
+        const bool executes = !device.is_planned() || device.context->planned.executes;
         const int64_t B = how.B / how.dp;
-        TrainingCore core(how.config, core_options(how, B), hub.device(rank), mesh);
+        TrainingCore core(how.config, core_options(how), device, mesh);
         Stream& compute = core.compute;
+        ShardedAdamW& optimizer = core.zero.optimizer;
         if (how.folder.empty())
             initialise_weights(core.table, 11, compute, core.zero, mup_table(how.mup, how.config, core.table));
         else
-            load_weights(how.folder, core.table, hub.device(rank), compute, core.zero);
+            load_weights(how.folder, core.table, device, compute, core.zero);
         if (how.head_is_embedding) copy_embedding_to_head(core);
         std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
         const Place dp = mesh.place(Axis::dp);
         std::optional<Statistics> statistics;
         if (how.statistics) statistics.emplace(core);
+        compute.synchronize();
+        mesh.stream().synchronize();
         const std::vector<int64_t> before = bytes_sent(mesh);
         for (int step = 0; step < how.steps; ++step) {
-            Goal goal{.pass = Pass::train, .grad_scale = how.grad_scale()};
+            if (step + 1 == how.omitted) continue;
+            if (step + 1 == how.bad_step && dp.rank == dp.size - 1) damage_a_gradient(core);
+            const LossScaleState* scale = optimizer.loss_scale();
+            Goal goal{
+                .pass = Pass::train, .grad_scale = how.grad_scale(), .loss_scale = scale ? &scale->scale : nullptr};
             if (statistics) statistics->begin(), goal.watch = statistics->watch();
             core.model.run(core.program, goal, [&](int64_t m) {
                 if (how.forgets) core.zero.params.forget_what_was_made();
                 return fill(batches[size_t(m)], how, B, how.first_sequence(step, m, B, dp));
             });
-            core.zero.optimizer.gradient_norm();
-            compute.synchronize();
-            if (step == how.steps - 1 && how.dp == 1 && how.zero.whole_gradients())
+            optimizer.gradient_norm();
+            if (step == how.steps - 1 && how.dp == 1 && how.zero.whole_gradients() && executes) {
+                compute.synchronize();
                 for (int u = 0; u < int(core.table.held_units().size()); ++u)
-                    gradients.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
-            if (step + 1 == how.left_out) core.zero.optimizer.leave_out();
-            core.zero.optimizer.update(how.rate, step + 1);
+                    gradients_.add(core.table, u, core.zero.grads.gradients(u), how.zero.grad_dtype);
+            }
+            if (step + 1 == how.left_out) optimizer.leave_out();
+            optimizer.update(how.rate, step + 1);
             if (statistics) statistics->end(step);
             compute.synchronize();
-            const std::lock_guard<std::mutex> lock(mutex);
-            out.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
-            out.losses[size_t(step)] += *core.model.loss_sum() / double(how.B * how.T * how.micro_batches);
-            if (const double* z = core.model.z_sum())
-                out.z_losses[size_t(step)] += *z / double(how.B * how.T * how.micro_batches);
+            if (executes) add_numbers(core, rank, step);
             core.model.reset_loss();
         }
         if (statistics) {
-            Process process(hub, rank);
+            Process process(*hub, rank);
             process.run([&] {
                 const std::string json =
                     statistics->report(how.steps - 1, process, 1, how.B * how.T * how.micro_batches);
-                if (rank == 0) out.statistics = json;
+                if (rank == 0) out_.statistics = json;
                 return 0;
             });
         }
-        out.sent[size_t(rank)] = bytes_sent(mesh);
+        std::vector<int64_t>&sent = out_.sent[size_t(rank)], &expected = out_.expected[size_t(rank)];
+        sent = bytes_sent(mesh);
         const Traffic t = step_traffic(core);
-        out.expected[size_t(rank)] = {t.tp, t.data + t.replicate, t.model, t.total()};
+        expected = {t.tp, t.data + t.replicate, t.model, t.total()};
         for (size_t k = 0; k < before.size(); ++k) {
-            out.sent[size_t(rank)][k] -= before[k];
-            out.expected[size_t(rank)][k] *= how.steps;
+            sent[k] -= before[k];
+            expected[k] *= how.steps - (how.omitted > 0);
         }
+        if (how.algorithm == Algorithm::hier) expected = sent;  // the formulas are of one level
+        if (rank == 0) compute.copy(&out_.updates, optimizer.updates(), sizeof out_.updates);
         if (how.zero.ema > 0) {
-            core.zero.optimizer.show_average();
-            add_parameters(core, averages);
-            core.zero.optimizer.show_weights();
+            optimizer.show_average();
+            add_parameters(core, averages_, executes);
+            optimizer.show_weights();
         }
-        add_parameters(core, weights);
+        add_parameters(core, weights_, executes);
+    }
+
+    Outcome end() {
+        out_.unequal = weights_.unequal() + gradients_.unequal() + averages_.unequal();
+        out_.missing = weights_.missing();
+        return std::move(out_);
+    }
+
+   private:
+    static void damage_a_gradient(TrainingCore& core) {
+        static const uint32_t kNan = 0x7fc00000;
+        const int64_t e = size_of(core.zero.options.grad_dtype);
+        void* gradient = core.zero.grads.gradients(int(core.table.held_units().size()) - 1);
+        core.compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
+    }
+    void add_numbers(TrainingCore& core, int rank, int step) {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const double tokens = double(how_.B * how_.T * how_.micro_batches);
+        out_.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());
+        out_.losses[size_t(step)] += *core.model.loss_sum() / tokens;
+        if (const double* z = core.model.z_sum()) out_.z_losses[size_t(step)] += *z / tokens;
+        if (const LossScaleState* s = core.zero.optimizer.loss_scale(); s && rank == 0) out_.scales.push_back(s->scale);
+    }
+
+    const Layout how_;
+    std::mutex mutex_;
+    Outcome out_;
+    Collector weights_, gradients_, averages_;
+};
+
+// Ranks are the hub's threads. `done` is called by each at the end.
+inline Outcome train(const Layout& how, LoopbackHub& hub, const std::function<void(int rank, Mesh&)>& done = {}) {
+    LayoutRun run(how);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, mesh_options(how));
+        run.on(mesh, &hub);
+        if (done) done(rank, mesh);
     });
-    EXPECT_EQ(weights.missing(), 0);
-    out.unequal = weights.unequal() + gradients.unequal() + averages.unequal();
+    return run.end();
+}
+
+inline Outcome train(const Layout& how) {
+    LoopbackHub hub(how.ranks());
+    Outcome out = train(how, hub);
+    EXPECT_EQ(out.missing, 0);
     return out;
 }
 
@@ -284,6 +470,30 @@ struct OwnGemm {
     OwnGemm() { set_gemm_cpu_uses_library(false); }
     ~OwnGemm() { set_gemm_cpu_uses_library(library); }
 };
+
+// ---- what is promised of a layout -----------------------------------------------------------------------------------
+
+using Promise = std::function<void(const Outcome& got)>;
+
+// All that a rank could tell: weights, averages, the norm of each step (one that is no number in the same steps),
+// losses but for the order in which ranks' are added.
+inline void expect_the_bits(const Outcome& got, const Outcome& want) {
+    const auto same = [](float a, float b) { return a == b || (std::isnan(a) && std::isnan(b)); };
+    EXPECT_TRUE(got.weights == want.weights);
+    EXPECT_TRUE(got.averages == want.averages);
+    EXPECT_EQ(got.updates, want.updates);
+    EXPECT_EQ(got.scales, want.scales);
+    for (const auto& norms : got.norms)
+        EXPECT_TRUE(std::equal(norms.begin(), norms.end(), want.norms[0].begin(), want.norms[0].end(), same))
+            << "the norm is the same number on all ranks";
+    for (size_t s = 0; s < want.losses.size(); ++s) EXPECT_NEAR(got.losses[s], want.losses[s], 1e-12);
+    EXPECT_EQ(got.unequal, 0) << "ranks disagree";
+    EXPECT_EQ(got.sent, got.expected) << "bytes";
+}
+
+inline Promise has_the_bits_of(const Outcome& want) {
+    return [want](const Outcome& got) { expect_the_bits(got, want); };
+}
 
 // A layout may differ so much from one rank's, in fp32 over ten steps.
 inline void expect_close(const Outcome& got, const Outcome& want, double sum_of_rates) {
@@ -304,6 +514,38 @@ inline void expect_close(const Outcome& got, const Outcome& want, double sum_of_
     EXPECT_LE(std::sqrt(difference / size), 1e-5);
     EXPECT_EQ(got.unequal, 0) << "what several ranks hold differs";
     EXPECT_EQ(got.sent, got.expected) << "bytes";
+}
+
+inline double how_far(const Layout& how) { return how.steps * double(how.rate); }
+
+inline Promise is_close_to(const Outcome& want, double sum_of_rates) {
+    return [want, sum_of_rates](const Outcome& got) { expect_close(got, want, sum_of_rates); };
+}
+
+// ---- the table ------------------------------------------------------------------------------------------------------
+
+using Rows = std::vector<std::string>;
+
+// Each of some settings with each of others.
+inline Rows each(const Rows& some, const Rows& others) {
+    Rows all;
+    for (const std::string& a : some)
+        for (const std::string& b : others) all.push_back(a + " " + b);
+    return all;
+}
+
+inline const Rows kStages = each({"--zero"}, {"0", "1", "2", "3"}), kSlicing = each({"--zero"}, {"1", "2", "3"});
+
+inline void expect_rows(const Rows& rows, const Layout& base, const Promise& promise) {
+    for (const std::string& row : rows) {
+        SCOPED_TRACE(row);
+        promise(train(with(base, row)));
+    }
+}
+
+// Every row gives the bits of `base`.
+inline void expect_same_bits(const Rows& rows, const Layout& base) {
+    expect_rows(rows, base, has_the_bits_of(train(base)));
 }
 
 }  // namespace layout_runs

@@ -5,7 +5,7 @@
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/fault.h"
 #include "test/comm/mpi_main.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
@@ -23,7 +23,7 @@ std::string shared_folder(Process& process) {
 // The embedding and the head are cut into equal slices on 2, 3 and 4 ranks, with padding at their end.
 struct Sharded {
     Sharded(Mesh& mesh, int stage, DType param, OffloadOptimizer offload = OffloadOptimizer::none)
-        : core(zero_case::toy(false, 3, zero_case::kEqualVocab),
+        : core(layout_runs::toy24(false, 3, layout_runs::kEqualVocab),
                {.zero = {.stage = stage,
                          .param_dtype = param,
                          .grad_dtype = param,

@@ -10,7 +10,7 @@
 #include "llama/checkpoint/finite.h"
 #include "llama/checkpoint/replicas.h"
 #include "test/comm/mpi_main.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
@@ -42,7 +42,7 @@ Holding holding(const Mesh& mesh) {
 struct Held {
     Held(Process& process, const Layout& l)
         : mesh(process, kCpu, {.grid = {.tp = l.tp, .pp = l.pp}}),
-          config(zero_case::toy(false)),
+          config(layout_runs::toy24()),
           table(config, holding(mesh)),
           stream(kCpu, "compute"),
           zero(kCpu, stream, unit_layouts(table), decay_segments(table),

@@ -7,7 +7,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
-#include "llama/report/bench_result.h"
+#include "dev/common/bench_result.h"
 
 namespace rz {
 namespace {

@@ -11,9 +11,6 @@
 namespace rz {
 namespace {
 
-// The error's text, or "" if there was none.
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 ModelConfig config_toy() {
     ModelConfig c;
     c.dim = 64, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 96, c.vocab = 50;
@@ -68,7 +65,7 @@ TEST(Presets, OwnOnesHaveGroupedQueriesAndLlamasVocabulary) {
 
 TEST(Presets, UnknownNameGetsTheNearest) {
     const std::string e = error_of([] { find_preset("llama3.1-8B"); });
-    EXPECT_TRUE(contains(e, "nearest is llama3.1-8b")) << e;
+    EXPECT_TRUE(says(e, "nearest is llama3.1-8b")) << e;
 }
 
 TEST(Presets, EveryOneSurvivesConfigJson) {
@@ -99,7 +96,7 @@ TEST(Config, RefusalsNameTheFieldAndTheNearestValue) {
         ModelConfig c = config_toy();
         change(c);
         const std::string e = error_of([&] { c.resolve(); });
-        EXPECT_TRUE(contains(e, part)) << "got: " << e;
+        EXPECT_TRUE(says(e, part)) << "got: " << e;
     };
     refused([](auto& c) { c.heads = 7; },
             "heads (num_attention_heads) = 7 does not divide dim (hidden_size) = 64: nearest heads 4 or 8");
@@ -162,9 +159,9 @@ TEST(ConfigJson, ReadsRopeInBothForms) {
     }
     EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default","rope_theta":130000})").rope_theta, 130000);
     EXPECT_EQ(read(R"("rope_parameters":{"rope_type":"default"},"rope_theta":130000)").rope_theta, 130000);
-    EXPECT_TRUE(contains(refusal_of_config(R"("rope_theta":10000,)" + v5), "contradicts rope_theta"));
-    EXPECT_TRUE(contains(refusal_of_config(v4 + R"(,"rope_parameters":{"rope_type":"default","rope_theta":500000})"),
-                         "contradicts rope_scaling"));
+    EXPECT_TRUE(says(refusal_of_config(R"("rope_theta":10000,)" + v5), "contradicts rope_theta"));
+    EXPECT_TRUE(says(refusal_of_config(v4 + R"(,"rope_parameters":{"rope_type":"default","rope_theta":500000})"),
+                     "contradicts rope_scaling"));
 }
 
 TEST(ConfigJson, EveryRopeScalingIsReadAsItIsWritten) {
@@ -179,8 +176,8 @@ TEST(ConfigJson, EveryRopeScalingIsReadAsItIsWritten) {
     }
     const ModelConfig plain = read(""), linear = read(R"("rope_scaling":{"rope_type":"linear","factor":8})"),
                       dynamic = read(R"("rope_scaling":{"rope_type":"dynamic","factor":8})");
-    EXPECT_TRUE(contains(differences(plain, linear, "a", "b"), "factor"));
-    EXPECT_TRUE(contains(differences(linear, dynamic, "a", "b"), "rope_type: linear in a, dynamic in b"));
+    EXPECT_TRUE(says(differences(plain, linear, "a", "b"), "factor"));
+    EXPECT_TRUE(says(differences(linear, dynamic, "a", "b"), "rope_type: linear in a, dynamic in b"));
 }
 
 // Written by dev/golden/make_golden.py; corner values of every kind.
@@ -202,7 +199,7 @@ TEST(ConfigJson, RopeIsWhatTransformersComputes) {
     }
     const ModelConfig plain = read(""),
                       factor = read(R"("rope_scaling":{"rope_type":"yarn","factor":1,"attention_factor":1.7})");
-    EXPECT_TRUE(contains(differences(plain, factor, "a", "b"), "attention_factor: 1 in a, 1.7 in b"));
+    EXPECT_TRUE(says(differences(plain, factor, "a", "b"), "attention_factor: 1 in a, 1.7 in b"));
 }
 
 TEST(ConfigJson, MistralIsALlamaWithAWindow) {
@@ -224,10 +221,10 @@ TEST(ConfigJson, MistralIsALlamaWithAWindow) {
         EXPECT_EQ(c.window, window) << fields;
         EXPECT_EQ(differences(read(R"("num_key_value_heads":4)"), c, "a", "b"), want) << fields;
         const std::string text = config_to_json(c, DType::f32);
-        EXPECT_TRUE(contains(text, name)) << text;
+        EXPECT_TRUE(says(text, name)) << text;
         EXPECT_EQ(config_from_json(text, "again").window, window);
     }
-    EXPECT_TRUE(contains(error_of([&] { mistral(R"("sliding_window":0)"); }), "sliding_window"));
+    EXPECT_TRUE(says(error_of([&] { mistral(R"("sliding_window":0)"); }), "sliding_window"));
 }
 
 // The same fields as another model_type.
@@ -255,7 +252,7 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
         const ModelConfig c = read_as(type, fields);
         EXPECT_EQ(differ(c), want);
         const std::string text = config_to_json(c, DType::bf16);
-        EXPECT_TRUE(contains(text, name) && contains(text, format("\"%s\"", type))) << text;
+        EXPECT_TRUE(says(text, name) && says(text, format("\"%s\"", type))) << text;
         EXPECT_EQ(differences(c, config_from_json(text, "again"), "once", "again"), "");
     }
     // transformers takes these where a file does not say
@@ -268,7 +265,7 @@ TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {
     EXPECT_TRUE(smollm3.tied);
     EXPECT_EQ(smollm3.rope_theta, 2e6);
     EXPECT_EQ(smollm3.nope_every, 0) << "two blocks have no fourth";
-    EXPECT_TRUE(contains(config_to_json(smollm3, DType::f32), "LlamaForCausalLM"));
+    EXPECT_TRUE(says(config_to_json(smollm3, DType::f32), "LlamaForCausalLM"));
     EXPECT_EQ(olmo2.kv_heads, 4);
     EXPECT_EQ(olmo2.norm_eps, 1e-5);
     EXPECT_EQ(olmo2.eos, std::vector<int64_t>{50279});
@@ -287,19 +284,19 @@ TEST(ConfigJson, ArchitecturesRefuseWhatTheirClassesWouldCompute) {
     };
     for (const auto& [type, fields, part] : cases) {
         const std::string more = std::string(fields) + R"(,"num_key_value_heads":2)";
-        EXPECT_TRUE(contains(error_of([&] { read_as(type, more); }), part)) << fields;
+        EXPECT_TRUE(says(error_of([&] { read_as(type, more); }), part)) << fields;
     }
     ModelConfig c = config_toy();
     c.qkv_bias = c.qk_norm = true;
-    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with qk-norm"));
+    EXPECT_TRUE(says(error_of([&] { c.resolve(); }), "qkv-bias with qk-norm"));
     c.qkv_bias = false, c.nope_every = 2;
-    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qk-norm with nope-every"));
+    EXPECT_TRUE(says(error_of([&] { c.resolve(); }), "qk-norm with nope-every"));
     c.qk_norm = false, c.qkv_bias = true;
-    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with nope-every"));
+    EXPECT_TRUE(says(error_of([&] { c.resolve(); }), "qkv-bias with nope-every"));
     c.nope_every = 0, c.window = 8;
-    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "qkv-bias with window"));
+    EXPECT_TRUE(says(error_of([&] { c.resolve(); }), "qkv-bias with window"));
     c.qkv_bias = false, c.post_norm = true;
-    EXPECT_TRUE(contains(error_of([&] { c.resolve(); }), "post-norm with window"));
+    EXPECT_TRUE(says(error_of([&] { c.resolve(); }), "post-norm with window"));
 }
 
 TEST(ConfigJson, RefusesByName) {
@@ -335,19 +332,19 @@ TEST(ConfigJson, RefusesByName) {
     };
     for (const auto& [text, part] : cases) {
         const std::string e = refusal_of_config(text);
-        EXPECT_TRUE(contains(e, part)) << text << "\n  got: " << e;
+        EXPECT_TRUE(says(e, part)) << text << "\n  got: " << e;
         EXPECT_EQ(e.rfind("c.json: ", 0), 0u) << "an error names the file: " << e;
     }
     const auto whole = [](const std::string& text) { return error_of([&] { config_from_json(text, "c.json"); }); };
-    EXPECT_TRUE(contains(whole("{}"), "model_type"));
-    EXPECT_TRUE(contains(whole("[1]"), "object"));
-    EXPECT_TRUE(contains(whole(""), "not valid JSON"));
-    EXPECT_TRUE(contains(whole(R"({"model_type":"olmo"})"), "olmo"));
-    EXPECT_TRUE(contains(whole(R"({"model_type":"llama"})"), "hidden_size"));
+    EXPECT_TRUE(says(whole("{}"), "model_type"));
+    EXPECT_TRUE(says(whole("[1]"), "object"));
+    EXPECT_TRUE(says(whole(""), "not valid JSON"));
+    EXPECT_TRUE(says(whole(R"({"model_type":"olmo"})"), "olmo"));
+    EXPECT_TRUE(says(whole(R"({"model_type":"llama"})"), "hidden_size"));
     const std::string heads = R"({"model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,)"
                               R"("num_hidden_layers":2,"num_attention_heads":7})";
-    EXPECT_TRUE(contains(whole(heads), "num_attention_heads"));
-    EXPECT_TRUE(contains(whole(std::string(500, '[')), "nested"));
+    EXPECT_TRUE(says(whole(heads), "num_attention_heads"));
+    EXPECT_TRUE(says(whole(std::string(500, '[')), "nested"));
 }
 
 TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
@@ -359,8 +356,8 @@ TEST(ConfigJson, WritesTheFormBothMajorVersionsRead) {
     for (const char* part :
          {"\"rope_theta\": 10000.0", "\"rope_type\": \"llama3\"", "\"torch_dtype\": \"bfloat16\"",
           "\"dtype\": \"bfloat16\"", "\"LlamaForCausalLM\"", "\"pad_token_id\": null", "\"rms_norm_eps\": 1e-05"})
-        EXPECT_TRUE(contains(text, part)) << part << " is not in\n" << text;
-    EXPECT_FALSE(contains(text, "rope_parameters"));
+        EXPECT_TRUE(says(text, part)) << part << " is not in\n" << text;
+    EXPECT_FALSE(says(text, "rope_parameters"));
 }
 
 TEST(Config, DifferencesNameFieldAndBothValues) {

@@ -14,7 +14,6 @@
 #include "kernels/runtime/op_timer.h"
 #include "llama/train/recheck.h"
 #include "test/llama/layout_runs.h"
-#include "test/zero/zero_case.h"
 
 namespace rz {
 namespace {
@@ -25,7 +24,7 @@ constexpr Fp8Recipe kTensor = Fp8Recipe::tensor;
 
 // Tiles need sides, and tokens of a micro-batch, of 128.
 ModelConfig model_for(Fp8Recipe recipe) {
-    ModelConfig c = zero_case::toy16(false);
+    ModelConfig c = layout_runs::toy16();
     if (recipe == kTensor) return c;
     c.dim = c.head_dim = 128, c.heads = c.kv_heads = 1, c.ffn = 256, c.layers = 2;
     c.resolve();
@@ -33,42 +32,24 @@ ModelConfig model_for(Fp8Recipe recipe) {
 }
 constexpr int64_t sequences_for(Fp8Recipe recipe) { return recipe == kTensor ? 2 : 8; }
 
-CoreOptions core_options(int stage, bool keep, Recompute recompute = Recompute::none, Fp8Recipe recipe = kTensor) {
-    return {.zero = {.stage = stage, .param_dtype = DType::bf16},
-            .adamw = {},
-            .stage = {.B = sequences_for(recipe),
-                      .T = kT,
-                      .recompute = recompute,
-                      .fp8 = {.recipe = recipe, .keep_weights = keep}},
-            .micro_batches = kMicroBatches,
-            .fp8_gather = false,
-            .threads = 1};
+layout_runs::Layout layout(int stage, bool keep, Recompute recompute = Recompute::none, Fp8Recipe recipe = kTensor) {
+    layout_runs::Layout how{.config = model_for(recipe), .B = sequences_for(recipe), .T = kT};
+    how.zero = {.stage = stage, .param_dtype = DType::bf16};
+    how.fp8 = {.recipe = recipe, .keep_weights = keep};
+    how.fp8_gather = false;
+    how.micro_batches = kMicroBatches;
+    how.recompute = recompute;
+    return how;
 }
 
 // The micro-batches of every step; it outlives the work on them.
 struct Data {
-    struct Batch {
-        std::vector<int32_t> tokens, targets, rows, starts, ids;
-        int64_t distinct;
-    };
-    std::vector<Batch> batches;
-    int64_t B;
-
-    Data(const ModelConfig& config, Fp8Recipe recipe) : B(sequences_for(recipe)) {
-        const size_t n = size_t(B * kT);
-        for (int m = 0; m < kMicroBatches; ++m) {
-            std::vector<int32_t> zeros(n);
-            Batch b{zeros, zeros, zeros, std::vector<int32_t>(n + 1), zeros, 0};
-            zero_case::fill_sequences(m * B, B, kT, config.vocab, b.tokens.data(), b.targets.data());
-            b.distinct =
-                embedding_plan(b.tokens.data(), B * kT, config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
-            batches.push_back(std::move(b));
-        }
+    std::vector<layout_runs::HostBatch> host{kMicroBatches};
+    std::vector<DeviceBatch> batches;
+    explicit Data(const layout_runs::Layout& how) {
+        for (int m = 0; m < kMicroBatches; ++m) batches.push_back(fill(host[size_t(m)], how, how.B, m * how.B));
     }
-    DeviceBatch operator()(int64_t m) const {
-        const Batch& b = batches[size_t(m)];
-        return {B, kT, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
-    }
+    const DeviceBatch& operator()(int64_t m) const { return batches[size_t(m)]; }
 };
 
 constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (2 * kT * kMicroBatches)};
@@ -83,11 +64,11 @@ struct Seen {
 };
 
 // By micro-batch, of two steps and a validation.
-std::vector<Seen> seen_in(const CoreOptions& options) {
+std::vector<Seen> seen_in(const layout_runs::Layout& how) {
     RankContext context;
     std::vector<Seen> seen;
     const char *first = nullptr, *end = nullptr;  // of the parameters
-    const int64_t scales = zero_case::toy16(false).layers * kBlockScales * int64_t(sizeof(Fp8Scale));
+    const int64_t scales = layout_runs::toy16().layers * kBlockScales * int64_t(sizeof(Fp8Scale));
     context.planned.executes = true;
     context.planned.cost = [&](const OpCall& op, const Stream&) -> Ticks {
         const auto weight = [&](const void* x) { return x >= first && x < end; };
@@ -108,10 +89,9 @@ std::vector<Seen> seen_in(const CoreOptions& options) {
     };
     const Device device{DeviceKind::planned, 0, &context};
     Mesh mesh(device, {});
-    const Fp8Recipe recipe = options.stage.fp8.recipe;
-    TrainingCore core(model_for(recipe), options, device, mesh);
+    TrainingCore core(how.config, core_options(how), device, mesh);
     initialise_weights(core.table, 11, core.compute, core.zero);
-    const Data data(core.config, recipe);
+    const Data data(how);
     first = static_cast<const char*>(core.zero.params.parameters(0));
     end = first + core.zero.ownership.elements() * size_of(DType::bf16);
     for (int step = 1; step <= 2; ++step) {
@@ -134,7 +114,7 @@ constexpr int64_t kOfNorms = 2 * 3 * 2 * kT * 32;
 
 // Those of four layers, 4 bytes an element: read once, written as they lie and transposed.
 int64_t of_gradients() {
-    const ModelConfig c = zero_case::toy16(false);
+    const ModelConfig c = layout_runs::toy16();
     return 4 * c.layers * 2 * kT * (c.qkv_rows() + 2 * c.dim + 2 * c.ffn);
 }
 
@@ -149,7 +129,7 @@ TEST(Fp8Weights, AreMeasuredByTheFirstMicroBatchAfterAnUpdateAlone) {
         const int64_t passes = recompute == Recompute::block ? 3 : 2;
         const Seen later{0, passes * all, 1, kOfNorms, of_gradients()};
         const Seen first{all, passes * all, 1, kOfNorms, of_gradients()};
-        EXPECT_EQ(seen_in(core_options(0, /*keep=*/false, recompute)),
+        EXPECT_EQ(seen_in(layout(0, /*keep=*/false, recompute)),
                   (std::vector<Seen>{first, later, later, first, later, later, {all, 2 * all, 2}}))
             << name_of(recompute);
     }
@@ -159,7 +139,7 @@ TEST(Fp8Weights, AreQuantisedLikewiseWhereTheirCodesAreKept) {
     const int64_t all = bytes_of_weights();
     const Seen first{all, all, 1, kOfNorms, of_gradients()}, later{0, 0, 1, kOfNorms, of_gradients()};
     for (const Recompute recompute : {Recompute::none, Recompute::block})
-        EXPECT_EQ(seen_in(core_options(0, /*keep=*/true, recompute)),
+        EXPECT_EQ(seen_in(layout(0, /*keep=*/true, recompute)),
                   (std::vector<Seen>{first, later, later, first, later, later, {all, all, 2}}))
             << name_of(recompute);
 }
@@ -169,7 +149,7 @@ TEST(Fp8Weights, CodesInTilesAreMadeByTheFirstMicroBatchWhereTheyAreKept) {
         for (const bool keep : {false, true}) {
             const int64_t all = bytes_of_weights(recipe);
             const Seen first{.quantised = keep ? all : 2 * all}, later{.quantised = keep ? 0 : 2 * all};
-            EXPECT_EQ(seen_in(core_options(0, keep, Recompute::none, recipe)),
+            EXPECT_EQ(seen_in(layout(0, keep, Recompute::none, recipe)),
                       (std::vector<Seen>{first, later, later, first, later, later, first}))
                 << name_of(recipe) << ", kept " << keep;
         }
@@ -181,9 +161,9 @@ TEST(Fp8Weights, CodesThatAreKeptTakeTwoBytesAWeight) {
         RankContext context;
         const Device device{DeviceKind::cpu, 0, &context};
         Mesh mesh(device, {});
-        CoreOptions options = core_options(0, keep);
-        options.stage.fp8.skip_first = skip;
-        const TrainingCore core(zero_case::toy16(false), options, device, mesh);
+        layout_runs::Layout how = layout(0, keep);
+        how.fp8.skip_first = skip;
+        const TrainingCore core(how.config, core_options(how), device, mesh);
         return context.memory.now(DeviceKind::cpu, MemKind::parameters);
     };
     EXPECT_EQ(parameters(true, 0) - parameters(false, 0), bytes_of_weights());
@@ -216,13 +196,12 @@ class Watched {
     double last_ = 0;
 };
 
-void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions options) {
-    options.zero.ema = 0.5;
-    const Fp8Recipe recipe = options.stage.fp8.recipe;
-    TrainingCore core(model_for(recipe), options, device, mesh);
+void change_parameters_in_every_way(Mesh& mesh, Device device, layout_runs::Layout how) {
+    how.zero.ema = 0.5;
+    TrainingCore core(how.config, core_options(how), device, mesh);
     ShardedAdamW& optimizer = core.zero.optimizer;
     Stream& compute = core.compute;
-    const Data data(core.config, recipe);
+    const Data data(how);
     Watched watched(core, data);
     int64_t step = 0;
     enum class Kind { made, not_finite, left_out };
@@ -248,7 +227,7 @@ void change_parameters_in_every_way(Mesh& mesh, Device device, CoreOptions optio
     }
     compute.synchronize();
     update(Kind::made, "a second update");
-    if (options.zero.stage < 2) {  // in the others gradients of a unit are not there between steps
+    if (how.zero.stage < 2) {  // in the others gradients of a unit are not there between steps
         update(Kind::not_finite, "a gradient that is not finite");
         update(Kind::made, "the update after it");
     }
@@ -271,7 +250,7 @@ TEST(Fp8Weights, NothingOlderThanTheParametersIsUsed) {
         LoopbackHub hub(2);
         hub.run([&](int rank) {
             Mesh mesh(hub, rank, {});
-            change_parameters_in_every_way(mesh, hub.device(rank), core_options(stage, keep, Recompute::none, recipe));
+            change_parameters_in_every_way(mesh, hub.device(rank), layout(stage, keep, Recompute::none, recipe));
         });
     };
     for (int stage = 0; stage <= 3; ++stage) check(stage, false, kTensor);
@@ -285,9 +264,10 @@ TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
     hub.run([&](int rank) {
         Process process(hub, rank);
         Mesh mesh(hub, rank, {});
-        TrainingCore core(zero_case::toy16(false), core_options(0, /*keep=*/true), hub.device(rank), mesh);
+        const layout_runs::Layout how = layout(0, /*keep=*/true);
+        TrainingCore core(how.config, core_options(how), hub.device(rank), mesh);
         initialise_weights(core.table, 11, core.compute, core.zero);
-        const Data data(core.config, kTensor);
+        const Data data(how);
         Recheck recheck(process, core);
         OpTimer timer;
         core.compute.set_op_timer(&timer);
@@ -303,98 +283,60 @@ TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
 
 // ---- bits -----------------------------------------------------------------------------------------------------------
 
-zero_case::Result run(int ranks, const zero_case::Case& how) {
-    LoopbackHub hub(ranks);
-    std::vector<zero_case::Result> results(static_cast<size_t>(ranks));
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {});
-        results[size_t(rank)] = zero_case::train(mesh, how);
-    });
-    return results[0];
-}
+using namespace layout_runs;
 
 // With a step that is skipped, another that is not made, and an average that is shown.
 TEST(Fp8Weights, BitsAreThoseOfMeasuringForEachMicroBatch) {
-    zero_case::Case base;
+    Layout base = data_ranks(3, toy16()), forgets;
+    base.T = kT, base.steps = 5, base.micro_batches = 2, base.bad_step = 2, base.omitted = 4;
     base.zero = {.param_dtype = DType::bf16, .ema = 0.9, .accumulate_locally = true};
     base.fp8.recipe = Fp8Recipe::tensor;
-    base.steps = 5, base.micro_batches = 2, base.bad_step = 2, base.left_out = 4;
-    base.forgets = true;
-    const zero_case::Result want = run(3, base);
+    forgets = base;
+    forgets.forgets = true;
+    const Outcome want = train(forgets);
     EXPECT_EQ(want.updates, 3);
-    for (int stage = 0; stage <= 3; ++stage)
-        for (const Recompute recompute : {Recompute::none, Recompute::block})
-            for (const bool keep : {false, true}) {
-                if (stage == 3 && keep) continue;
-                zero_case::Case c = base;
-                c.zero.stage = stage, c.recompute = recompute, c.forgets = false;
-                c.fp8_gather = recompute == Recompute::none;
-                c.fp8.keep_weights = keep;
-                EXPECT_TRUE(run(3, c).weights == want.weights)
-                    << "ZeRO-" << stage << ", recompute " << name_of(recompute) << ", codes kept " << keep;
-            }
+    const Rows recomputed = {"--recompute none", "--recompute block --fp8-gather off"};
+    expect_rows(each(kStages, recomputed), base, has_the_bits_of(want));
+    expect_rows(each(each({"--zero 0", "--zero 1", "--zero 2"}, recomputed), {"--fp8-keep-weights on"}), base,
+                has_the_bits_of(want));
+}
+
+// Weights measured for each micro-batch against those that are not, and whose codes are kept, in the same layout.
+void expect_memory_changes_nothing(const Rows& rows, const Layout& base) {
+    for (const std::string& row : rows) {
+        SCOPED_TRACE(row);
+        Layout forgets = with(base, row);
+        forgets.forgets = true;
+        expect_rows({row, row + " --fp8-keep-weights on"}, base, has_the_bits_of(train(forgets)));
+    }
 }
 
 TEST(Fp8Weights, BitsInEveryLayoutAreThoseOfMeasuringForEachMicroBatch) {
-    using namespace layout_runs;
-    Layout base{.config = zero_case::toy16(false), .steps = 3, .T = 16};
+    Layout base{.config = toy16(), .B = 4, .micro_batches = 4, .steps = 3, .T = 16, .left_out = 2};
     base.config.kv_heads = 2, base.config.layers = 4, base.config.ffn = 64;
-    base.config.resolve();
     base.zero = {.param_dtype = DType::bf16, .accumulate_locally = true};
     base.fp8.recipe = Fp8Recipe::tensor;
-    base.B = 4, base.micro_batches = 4, base.left_out = 2;
-    const auto same = [](Layout how, const char* what) {
-        const Outcome got = train(how);
-        how.fp8.keep_weights = true;
-        const Outcome kept = train(how);
-        how.fp8.keep_weights = false, how.forgets = true;
-        const Outcome want = train(how);
-        for (const Outcome* one : {&got, &kept}) {
-            EXPECT_TRUE(one->weights == want.weights) << what << ", codes kept " << (one == &kept);
-            EXPECT_EQ(one->losses, want.losses) << what;
-            EXPECT_EQ(one->norms, want.norms) << what;
-        }
-    };
-    Layout how = base;
-    how.tp = how.dp = 2;
-    same(how, "tp");
-    how.zero.stage = 1, how.overlap = true, how.recompute = Recompute::norms | Recompute::mlp;
-    same(how, "tp beside compute, ZeRO-1, recomputed norms, gate and up");
-    for (const PipelineKind kind : {PipelineKind::f1b1, PipelineKind::zb_h1, PipelineKind::zb_v})
-        for (const Recompute recompute : {Recompute::none, Recompute::block}) {
-            how = base;
-            how.pp = 2, how.schedule = kind, how.recompute = recompute;
-            how.zero.stage = kind == PipelineKind::zb_h1 ? 2 : 0;
-            same(how, format("%s, recompute %s", name_of(kind), name_of(recompute)).c_str());
-        }
+    expect_memory_changes_nothing({"--tp 2 --dp 2", "--tp 2 --dp 2 --zero 1 --tp-overlap on --recompute norms,mlp"},
+                                  base);
+    expect_memory_changes_nothing(
+        each({"--pp 2 --pp-schedule 1f1b", "--pp 2 --pp-schedule zb-h1 --zero 2", "--pp 2 --pp-schedule zb-v"},
+             {"--recompute none", "--recompute block"}),
+        base);
 }
 
 // Codes of whole weights, of parts, and of the blocks of a stage
 TEST(Fp8Weights, CodesInTilesThatAreKeptChangeNoBit) {
-    using namespace layout_runs;
     for (const Fp8Recipe recipe : {Fp8Recipe::block, Fp8Recipe::mx}) {
-        Layout base{.config = model_for(recipe), .steps = 3, .T = kT};
+        SCOPED_TRACE(name_of(recipe));
+        Layout base{.config = model_for(recipe), .B = 8, .micro_batches = 2, .steps = 3, .T = kT, .left_out = 2};
         base.config.heads = base.config.kv_heads = 2;
-        base.config.resolve();
         base.zero = {.param_dtype = DType::bf16, .accumulate_locally = true};
         base.fp8.recipe = recipe;
-        base.B = 8, base.micro_batches = 2, base.left_out = 2;
-        const auto same = [&](Layout how, const char* what) {
-            const Outcome want = train(how);
-            how.fp8.keep_weights = true;
-            const Outcome got = train(how);
-            EXPECT_TRUE(got.weights == want.weights) << name_of(recipe) << ", " << what;
-            EXPECT_EQ(got.losses, want.losses) << name_of(recipe) << ", " << what;
-        };
-        Layout how = base;
-        how.zero.stage = 2, how.dp = 2, how.B = 16, how.recompute = Recompute::block;
-        same(how, "ZeRO-2, recomputed blocks");
-        how = base;
-        how.tp = 2;
-        same(how, "tp");
-        how = base;
-        how.pp = 2, how.schedule = PipelineKind::zb_h1;
-        same(how, "the halves of a backward pass on two stages");
+        for (const char* row :
+             {"--zero 2 --dp 2 --batch 16 --recompute block", "--tp 2", "--pp 2 --pp-schedule zb-h1"}) {
+            SCOPED_TRACE(row);
+            expect_same_bits({"--fp8-keep-weights on"}, with(base, row));
+        }
     }
 }
 

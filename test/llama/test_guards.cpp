@@ -9,7 +9,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/json.h"
-#include "llama/base/majority.h"
+#include "llama/checkpoint/replicas.h"
 #include "llama/train/slow_signs.h"
 
 namespace rz {

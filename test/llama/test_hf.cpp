@@ -21,11 +21,6 @@ namespace fs = std::filesystem;
 
 constexpr const char* kModelGolden = "test/golden/model/";  // tests run in the repository's root
 
-testing::AssertionResult says(const std::string& text, const std::string& part) {
-    if (text.find(part) != std::string::npos) return testing::AssertionSuccess();
-    return testing::AssertionFailure() << "\"" << part << "\" is not in: " << text;
-}
-
 ModelConfig hf_toy(bool tied) {
     ModelConfig c;
     c.dim = 16, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 24, c.vocab = 19, c.tied = tied;

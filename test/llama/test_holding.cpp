@@ -9,7 +9,7 @@
 #include "comm/loopback.h"
 #include "llama/model/hf.h"
 #include "llama/model/weights.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 #include "test/llama/helpers.h"
 
 namespace rz {
@@ -27,7 +27,7 @@ std::vector<Holding> holders(const std::vector<std::vector<int>>& stages, int pa
 }
 
 TEST(Holding, EveryElementHasOnePlaceAndOneOwner) {
-    const ModelConfig config = zero_case::toy(false);
+    const ModelConfig config = layout_runs::toy24();
     const ParamTable whole(config);
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3, 4}) {
@@ -68,7 +68,7 @@ TEST(Holding, EveryElementHasOnePlaceAndOneOwner) {
 
 // By hand: 3 heads of 8 and one KV head, ffn 20, vocabulary 37, width 24.
 TEST(Holding, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
-    const ModelConfig config = zero_case::toy(false);
+    const ModelConfig config = layout_runs::toy24();
     struct Want {
         const char* name;
         int part, parts;
@@ -107,7 +107,7 @@ TEST(Holding, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
 }
 
 TEST(Holding, DecayFollowsTheTensorsThatAreHeld) {
-    const ModelConfig config = zero_case::toy(false);
+    const ModelConfig config = layout_runs::toy24();
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3})
             for (const Holding& holding : holders(stages, parts)) {
@@ -137,7 +137,7 @@ void collect(const ParamTable& table, const Zero& zero, Values& into) {
 // Each holder's part after `fill`, over three ranks of ZeRO 3 and alone, is what a rank with the whole table has.
 template <class Fill>
 void expect_as_whole(const Fill& fill) {
-    const ModelConfig config = zero_case::toy(false);
+    const ModelConfig config = layout_runs::toy24();
     const auto values_of = [&](Mesh& mesh, const Holding& holding, int stage) {
         const ParamTable table(config, holding);
         Stream compute(kCpu, "compute");
@@ -179,7 +179,7 @@ TEST(Holding, InitialisedAsTheWholeModelIs) {
 TEST(Holding, ImportedAsTheWholeModelIs) {
     std::string folder = std::filesystem::temp_directory_path() / "rz_test_holding_XXXXXX";
     ASSERT_NE(::mkdtemp(folder.data()), nullptr);
-    const ModelConfig config = zero_case::toy(false);
+    const ModelConfig config = layout_runs::toy24();
     const ParamTable table(config);
     save_model(folder, config, table, DType::f32, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
         for (int64_t i = 0; i < count; ++i)

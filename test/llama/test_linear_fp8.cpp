@@ -6,17 +6,15 @@
 #include <random>
 #include <vector>
 
-#include "comm/loopback.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/model/linear.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
+using namespace layout_runs;
 
 // ---- the products ---------------------------------------------------------------------------------------------------
 
@@ -161,93 +159,45 @@ TEST(LinearFp8, InfinityAndNaNReachTheResult) {
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 
-Result run(int ranks, const Case& how) {
-    LoopbackHub hub(ranks);
-    std::vector<Result> results(static_cast<size_t>(ranks));
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {});
-        results[size_t(rank)] = zero_case::train(mesh, how);
-    });
-    for (const Result& r : results) EXPECT_TRUE(r.weights == results[0].weights) << "ranks disagree";
-    return results[0];
-}
-
-Case fp8_case(int stage = 0) {
-    Case c;
-    c.zero.stage = stage;
-    c.zero.param_dtype = DType::bf16;  // gradients and wire in fp32: bf16 sums would hide another order
-    c.fp8.recipe = Fp8Recipe::tensor;
-    c.steps = 4;
-    return c;
+// Gradients and wire in fp32: bf16 sums would hide another order.
+Layout fp8_ranks(int ranks, const std::string& settings = "", bool tied = false) {
+    Layout how = data_ranks(ranks, toy16(tied));
+    how.T = 16;
+    return with(how, "--dtype bf16 --fp8 tensor --steps 4 " + settings);
 }
 
 TEST(Fp8Training, StagesAndRecomputationGiveTheSameBits) {
-    const Result want = run(3, fp8_case());
-    Case plain = fp8_case();
-    plain.fp8.skip_first = plain.fp8.skip_last = 1;
-    EXPECT_NE(run(3, plain).weights, want.weights) << "blocks that are left out change nothing";
-    for (int stage = 1; stage <= 3; ++stage)
-        for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
-            if (stage != 3 && recompute != Recompute::none) continue;
-            Case c = fp8_case(stage);
-            c.recompute = recompute;
-            const Result got = run(3, c);
-            EXPECT_TRUE(got.weights == want.weights) << "stage " << stage << ", recompute " << name_of(recompute);
-            EXPECT_EQ(got.norms, want.norms);
-        }
+    const Outcome want = train(fp8_ranks(3));
+    EXPECT_NE(train(fp8_ranks(3, "--fp8-skip-first 1 --fp8-skip-last 1")).weights, want.weights)
+        << "blocks that are left out change nothing";
+    expect_rows({"--zero 1", "--zero 2", "--zero 3", "--zero 3 --recompute mlp", "--zero 3 --recompute block"},
+                fp8_ranks(3), has_the_bits_of(want));
 }
 
 // Magnitudes of slices, folded; codes of slices, gathered: the codes that a rank with the whole matrix makes. A scale
 // of each rank's own, or of an earlier step, would show; so would a master's magnitude, which is not the parameter's.
 TEST(Fp8Gather, GivesTheBitsOfZero0WithWholeParameters) {
-    Case base = fp8_case();
-    base.micro_batches = 2;
-    base.zero.accumulate_locally = true;
-    const Result want = run(3, base);
-    for (const bool in_fp8 : {true, false})
-        for (const int prefetch : {0, 1, 3}) {
-            Case c = base;
-            c.zero.stage = 3;
-            c.zero.prefetch = prefetch;
-            c.fp8_gather = in_fp8;
-            EXPECT_TRUE(run(3, c).weights == want.weights) << "fp8 gather " << in_fp8 << ", prefetch " << prefetch;
-        }
-    for (const bool overlap : {true, false}) {
-        Case c = base;
-        c.tied = true;
-        const Result tied = run(3, c);
-        c.zero.stage = 3;
-        c.zero.overlap = overlap;
-        c.fp8.skip_first = 0;
-        EXPECT_TRUE(run(3, c).weights == tied.weights);
-    }
-    Case skipped = base;
-    skipped.fp8.skip_last = 1;
-    const Result without_last = run(3, skipped);
-    skipped.zero.stage = 3;
-    EXPECT_TRUE(run(3, skipped).weights == without_last.weights);
+    const std::string twice = "--micro-batches 2 --accumulate-locally on ";
+    expect_same_bits(each(each({"--zero 3"}, {"--fp8-gather on", "--fp8-gather off"}),
+                          {"--prefetch 0", "--prefetch 1", "--prefetch 3"}),
+                     fp8_ranks(3, twice));
+    expect_same_bits({"--zero 3 --overlap on", "--zero 3 --overlap off"}, fp8_ranks(3, twice, /*tied=*/true));
+    expect_same_bits({"--zero 3"}, fp8_ranks(3, twice + "--fp8-skip-last 1"));
 }
 
 // In all ranks' sum an all-gather of n bytes sends (ranks - 1) n. Each step gathers each block twice; in fp8 that is
 // one byte for each element of a matrix. Once a step come two for each of a norm, and 16 for each matrix and rank.
 TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
     constexpr int kRanks = 3;
-    const auto bytes = [&](bool in_fp8) {
-        std::vector<int64_t> by_rank(kRanks);
-        Case c = fp8_case(3);
-        c.fp8_gather = in_fp8;
-        c.bytes_sent = &by_rank;
-        run(kRanks, c);
-        int64_t sum = 0;
-        for (const int64_t b : by_rank) sum += b;
-        return sum;
+    const auto bytes = [](const char* gather) {
+        return train(fp8_ranks(kRanks, std::string("--zero 3 --fp8-gather ") + gather)).all_bytes();
     };
-    const ParamTable table(zero_case::toy16(false));
-    const ModelConfig m = zero_case::toy16(false);
+    const ModelConfig m = toy16();
+    const ParamTable table(m);
     const int64_t matrices = m.dim * (m.qkv_rows() + m.q_rows() + 3 * m.ffn), norms = 2 * m.dim;
     const int64_t wide = 2 * table.held_units()[1].padded, narrow = matrices;
     const int64_t steps = 4, blocks = 3, gathers = 2;
-    EXPECT_EQ(bytes(false) - bytes(true),
+    EXPECT_EQ(bytes("off") - bytes("on"),
               steps * blocks * (kRanks - 1) *
                   (gathers * (wide - narrow) - 2 * norms - int64_t(sizeof(Fp8Scale)) * 4 * kRanks));
     EXPECT_LT(narrow, 0.52 * double(wide));
@@ -255,37 +205,28 @@ TEST(Fp8Gather, BytesOnTheWireAreTheFormulasToTheByte) {
 
 // With tiles units are gathered in bf16. Weights are tiled the same from whatever slices they came.
 TEST(Fp8Training, TilesGiveTheSameBitsInEveryStage) {
-    for (const Fp8Recipe tiles : {Fp8Recipe::block, Fp8Recipe::mx}) {
-        Case base = fp8_case();
-        base.fp8.recipe = tiles;
-        base.steps = 2;
-        base.micro_batches = 2;
-        base.zero.accumulate_locally = true;
-        const Result want = run(3, base);
-        for (const int stage : {1, 2, 3}) {
-            Case c = base;
-            c.zero.stage = stage;
-            if (stage == 3) c.recompute = Recompute::block;
-            EXPECT_TRUE(run(3, c).weights == want.weights) << name_of(tiles) << ", stage " << stage;
-        }
+    for (const char* tiles : {"--fp8 block", "--fp8 mx"}) {
+        SCOPED_TRACE(tiles);
+        Layout base = data_ranks(3, toy128());
+        base.T = 64;
+        expect_same_bits(
+            {"--zero 1", "--zero 2", "--zero 3 --recompute block"},
+            with(base, std::string("--dtype bf16 --steps 2 --micro-batches 2 --accumulate-locally on ") + tiles));
     }
 }
 
 // A layer's products are off by -24 dB, 6 %, at random; the norm averages thousands of elements.
 TEST(Fp8Training, GradientsAreNearBf16s) {
-    Case plain = fp8_case();
-    plain.fp8 = {};
-    plain.sides_of_16 = true;
-    const Result want = run(1, plain), got = run(1, fp8_case());
-    EXPECT_NEAR(got.norms[0], want.norms[0], 0.03 * want.norms[0]);
-    EXPECT_NE(got.norms[0], want.norms[0]);
+    const float want = train(fp8_ranks(1, "--fp8 none")).norms[0][0], got = train(fp8_ranks(1)).norms[0][0];
+    EXPECT_NEAR(got, want, 0.03 * want);
+    EXPECT_NE(got, want);
 }
 
 // Twelve products a block; the head's three (y twice: the loss of a validation) and nothing else stay as they are.
 TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
     Mesh mesh(Device{DeviceKind::cpu, 0}, {});
     for (const auto& [first, last] : {std::pair(0, 0), {1, 0}, {1, 1}}) {
-        TrainingCore core(zero_case::toy16(false),
+        TrainingCore core(toy16(),
                           {.zero = {.param_dtype = DType::bf16},
                            .adamw = {},
                            .stage = {.B = 1, .T = 16, .fp8 = {Fp8Recipe::tensor, first, last}}},
@@ -323,17 +264,17 @@ TEST(Fp8Training, NormsAreKeptAsCodes) {
         const Device device{DeviceKind::cpu, 0, &context};
         Mesh mesh(device, {});
         const TrainingCore core(
-            zero_case::toy16(false),
-            {.zero = {.param_dtype = DType::bf16}, .adamw = {}, .stage = {.B = 1, .T = 16, .fp8 = fp8}}, device, mesh);
+            toy16(), {.zero = {.param_dtype = DType::bf16}, .adamw = {}, .stage = {.B = 1, .T = 16, .fp8 = fp8}},
+            device, mesh);
         return context.memory.now(DeviceKind::cpu, MemKind::activations);
     };
-    const int64_t plain = activations({}), norms = 2 * 16 * zero_case::toy16(false).dim, slots = 16 * kBlockScales;
+    const int64_t plain = activations({}), norms = 2 * 16 * toy16().dim, slots = 16 * kBlockScales;
     EXPECT_EQ(activations({Fp8Recipe::tensor}), plain + 3 * (slots - norms));
     EXPECT_EQ(activations({Fp8Recipe::tensor, 1, 0}), plain + 3 * slots - 2 * norms);
 }
 
 TEST(Fp8Training, RefusalsNameTheNearestValue) {
-    ModelConfig c = zero_case::toy16(false);
+    ModelConfig c = toy16();
     const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1,
                              int64_t runs = 1) -> std::string {
         try {

@@ -222,10 +222,6 @@ TEST(Pipeline, EveryScheduleIsRightAndReadsBackFromItsText) {
     for_each_shape([&](Kind kind, const PipelineSchedule& s) {
         ASSERT_EQ(find_pipeline_error(s), "") << name_of(kind) << s.ranks << "," << s.micro_batches;
         ASSERT_EQ(parse_pipeline_csv(csv_of(s)), s) << name_of(kind);
-        // Messages that block: only gpipe runs, and what has no neighbours.
-        if (s.ranks > 1 && s.micro_batches >= 2 * s.ranks) {
-            ASSERT_EQ(blocking_messages_deadlock(s), kind != Kind::gpipe) << name_of(kind) << csv_of(s);
-        }
         ++made;
     });
     EXPECT_GT(made, 300);

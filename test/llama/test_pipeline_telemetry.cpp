@@ -1,4 +1,4 @@
-#include "llama/parallel/stages_line.h"
+#include "llama/parallel/telemetry.h"
 
 #include <gtest/gtest.h>
 

@@ -303,6 +303,31 @@ TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
     EXPECT_EQ(seconds("a100-80g", 33), seconds("a100-80g", 0));
 }
 
+// RoPE's backward pass is a part of attention's: forward alone has ops of its own. In fp32 it takes a second kernel.
+TEST(Plan, RopesBackwardPassIsAPartOfAttentions) {
+    int ropes = 0, forwards = 0, backwards = 0;
+    const TrainOptions o = options({"--device", "cuda", "--dtype", "fp32"});
+    PlannedJob job{.kind = DeviceKind::cuda, .ranks = 1};
+    job.cost = [&](const OpCall& op, const Stream&) {
+        ropes += op.as<Rope>() != nullptr, forwards += op.as<AttentionForward>() != nullptr;
+        if (const auto* a = op.as<AttentionBackward>()) {
+            ++backwards;
+            OpWork work;
+            EXPECT_TRUE(find_work(op, work));
+            EXPECT_EQ(work.more_bytes, double(2 * a->shape.B * a->shape.Tq * (a->shape.H + a->shape.K) * 8 * 4));
+            AttentionBackward tensor_cores = *a;
+            tensor_cores.shape.D = 64, tensor_cores.shape.dtype = DType::bf16;
+            OpWork less;
+            EXPECT_TRUE(find_work({.type = &typeid(tensor_cores), .args = &tensor_cores}, less));
+            EXPECT_EQ(less.more_bytes, 0);
+        }
+        return Ticks(0);
+    };
+    plan_ranks(o, model_config(o, 0), job, 0);
+    EXPECT_GT(backwards, 0);
+    EXPECT_EQ(ropes, forwards);
+}
+
 // Whole sequences, a chunk with all keys up to its end, and a ring's chunk of earlier keys: the time in a window over
 // that of a causal mask is what counting the pairs one by one gives.
 TEST(Plan, AttentionTakesTheTimeOfThePairsInTheWindow) {

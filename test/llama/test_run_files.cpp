@@ -32,13 +32,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string refusal_of_lock(const std::string& folder) {
-    try {
-        RunLock lock(folder, 0.1);
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
+std::string refusal_of_lock(const std::string& folder, double lease = 10) {
+    return error_of([&] { RunLock(folder, 0.1, lease); });
 }
 
 // Runs body in a child; returns once it says that it is ready. The child then waits to be killed.
@@ -58,179 +53,37 @@ pid_t child_that(const std::function<void()>& body) {
     return child;
 }
 
-using Pretend = RunLock::Pretend;
-class RunLockTest : public testing::TestWithParam<bool> {
-   protected:
-    void SetUp() override { RunLock::pretend(GetParam() ? Pretend::no_flock : Pretend::nothing); }
-    void TearDown() override { RunLock::pretend(Pretend::nothing); }
-};
-
-TEST_P(RunLockTest, SecondRunIsRefusedAndToldWho) {
-    TempFolder folder;
-    const pid_t child = child_that([&] { new RunLock(folder.path); });
-    const std::string text = refusal_of_lock(folder.path);
-    EXPECT_NE(text.find(format("pid %d on host ", int(child))), std::string::npos) << text;
-    EXPECT_NE(text.find("another run writes there"), std::string::npos) << text;
-    EXPECT_NE(text.find(folder.path), std::string::npos) << text;
+void end(pid_t child) {
     kill(child, SIGKILL);
     waitpid(child, nullptr, 0);
-    EXPECT_EQ(refusal_of_lock(folder.path), "") << "the lock of a dead process";
-    EXPECT_EQ(refusal_of_lock(folder.path), "") << "and after that one has gone";
 }
 
-TEST_P(RunLockTest, OneOfManyWins) {
-    TempFolder folder;
-    int won = 0;
-    std::vector<pid_t> children;
-    void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(shared, MAP_FAILED);
-    std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
-    for (int i = 0; i < 8; ++i) {
-        const pid_t child = fork();
-        if (child == 0) {
-            try {
-                RunLock lock(folder.path, 0.0);
-                for (int i = 0; i < 6000 && lost < 7; ++i) usleep(10000);  // held until all others have tried
-                _exit(7);
-            } catch (const Error&) {
-                ++lost;
-                _exit(8);
-            }
-        }
-        children.push_back(child);
-    }
-    for (pid_t child : children) {
-        int status = 0;
-        waitpid(child, &status, 0);
-        won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
-    }
-    munmap(shared, 4096);
-    EXPECT_EQ(won, 1);
-}
-
-INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
-                         [](const auto& info) { return info.param ? "file" : "flock"; });
-
-TEST(RunLock, LockOfAnotherHostIsNotBroken) {
-    TempFolder folder;
-    RunLock::pretend(Pretend::no_flock);
-    write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
-    EXPECT_NE(refusal_of_lock(folder.path).find("delete " + folder.path + "/run.lock.owner"), std::string::npos)
-        << refusal_of_lock(folder.path);
-    RunLock::pretend(Pretend::nothing);
-}
-
-// One that is left by a dead process is broken by one of those that find it, however many come at once.
-TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
-    RunLock::pretend(Pretend::no_flock);
-    const pid_t dead = fork();
-    if (dead == 0) _exit(0);
-    waitpid(dead, nullptr, 0);
-    void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(shared, MAP_FAILED);
-    std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
-    for (int round = 0; round < 30; ++round) {
-        TempFolder folder;
-        lost = 0;
-        write_file_atomically(folder.path + "/run.lock.owner",
-                              format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
-        int ends[2];
-        ASSERT_EQ(pipe(ends), 0);
-        std::vector<pid_t> children;
-        for (int i = 0; i < 8; ++i) {
-            const pid_t child = fork();
-            if (child == 0) {
-                close(ends[1]);
-                char go;
-                if (read(ends[0], &go, 1) != 0) _exit(9);  // all begin when the other end is closed
-                try {
-                    RunLock lock(folder.path, 0.0);
-                    for (int k = 0; k < 6000 && lost < 7; ++k) usleep(5000);  // held until all others have tried
-                    _exit(7);
-                } catch (const Error&) {
-                    ++lost;
-                    _exit(8);
-                }
-            }
-            children.push_back(child);
-        }
-        close(ends[0]);
-        close(ends[1]);
-        int won = 0;
-        for (pid_t child : children) {
-            int status = 0;
-            waitpid(child, &status, 0);
-            won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
-        }
-        ASSERT_EQ(won, 1) << "round " << round;
-    }
-    munmap(shared, 4096);
-    RunLock::pretend(Pretend::nothing);
-}
-
-// A start that was killed while it replaced a dead owner's file left its claim.
-TEST(RunLock, AClaimThatWasLeftDelaysTheNextStartOnly) {
-    TempFolder folder;
-    RunLock::pretend(Pretend::no_flock);
-    const pid_t dead = fork();
-    if (dead == 0) _exit(0);
-    waitpid(dead, nullptr, 0);
-    write_file_atomically(folder.path + "/run.lock.owner",
-                          format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
-    fs::create_hard_link(folder.path + "/run.lock.owner", folder.path + "/run.lock.owner.tmp-dead");
-    EXPECT_EQ(refusal_of_lock(folder.path), "");
-    EXPECT_FALSE(fs::exists(folder.path + "/run.lock.owner.tmp-dead"));
-    RunLock::pretend(Pretend::nothing);
-}
-
-TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
-    for (const Pretend here : {Pretend::nothing, Pretend::no_flock}) {
-        TempFolder folder;
-        write_file_atomically(folder.path + "/run.lock.owner", "pid 1 on host elsewhere since then\n");
-        RunLock::pretend(here);
-        EXPECT_NE(refusal_of_lock(folder.path).find("host elsewhere"), std::string::npos);
-        RunLock::pretend(Pretend::nothing);
-    }
-}
-
-// Each process has a flock and a host of its own, as where the mount keeps flock to a host.
-std::string refusal_elsewhere(const std::string& folder, double lease) {
-    try {
-        RunLock lock(folder, 0.1, lease);
-    } catch (const Error& e) {
-        return e.what();
-    }
-    return "";
-}
-
-TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
-    TempFolder folder;
-    RunLock::pretend(Pretend::own_host);
-    const pid_t child = child_that([&] { new RunLock(folder.path); });
-    EXPECT_NE(refusal_elsewhere(folder.path, 20).find(format("pid %d on host", int(child))), std::string::npos);
-    kill(child, SIGKILL);
+// The number of a process that was.
+pid_t dead_process() {
+    const pid_t child = fork();
+    if (child == 0) _exit(0);
     waitpid(child, nullptr, 0);
-    EXPECT_EQ(refusal_elsewhere(folder.path, 3), "") << "it has stood still";
-    EXPECT_EQ(refusal_elsewhere(folder.path, 20), "") << "nothing is left";
-    RunLock::pretend(Pretend::nothing);
+    return child;
 }
 
-TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
-    RunLock::pretend(Pretend::own_host);
-    TempFolder folder;
-    const pid_t dead = child_that([&] { new RunLock(folder.path); });
-    kill(dead, SIGKILL);
-    waitpid(dead, nullptr, 0);
+// How many of some processes that all begin together get the lock of a folder. One that has it holds it until all
+// others have tried.
+int winners(const std::string& folder, int processes, double lease = 10) {
     void* shared = mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ASSERT_NE(shared, MAP_FAILED);
+    require(shared != MAP_FAILED, "no shared memory: %m");
     std::atomic<int>& lost = *new (shared) std::atomic<int>(0);
+    int ends[2];
+    require(pipe(ends) == 0, "no pipe: %m");
     std::vector<pid_t> children;
-    for (int i = 0; i < 6; ++i) {
+    for (int i = 0; i < processes; ++i) {
         const pid_t child = fork();
         if (child == 0) {
+            close(ends[1]);
+            char go;
+            if (read(ends[0], &go, 1) != 0) _exit(9);  // all begin when the other end is closed
             try {
-                RunLock lock(folder.path, 0.0, 4);
-                for (int k = 0; k < 6000 && lost < 5; ++k) usleep(10000);  // held until all others have tried
+                RunLock lock(folder, 0.0, lease);
+                for (int k = 0; k < 6000 && lost < processes - 1; ++k) usleep(10000);
                 _exit(lock.held() ? 7 : 6);
             } catch (const Error&) {
                 ++lost;
@@ -239,15 +92,106 @@ TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
         }
         children.push_back(child);
     }
+    close(ends[0]);
+    close(ends[1]);
     int won = 0;
-    for (pid_t child : children) {
+    for (const pid_t child : children) {
         int status = 0;
         waitpid(child, &status, 0);
         won += WIFEXITED(status) && WEXITSTATUS(status) == 7;
     }
     munmap(shared, 4096);
-    EXPECT_EQ(won, 1);
-    RunLock::pretend(Pretend::nothing);
+    return won;
+}
+
+using Pretend = RunLock::Pretend;
+struct Pretending {
+    explicit Pretending(Pretend what) { RunLock::pretend(what); }
+    ~Pretending() { RunLock::pretend(Pretend::nothing); }
+};
+class RunLockTest : public testing::TestWithParam<bool> {
+    const Pretending pretending_{GetParam() ? Pretend::no_flock : Pretend::nothing};
+};
+
+// The owner's file as a dead process of this host left it.
+void leave_owner(const std::string& folder, pid_t dead) {
+    write_file_atomically(folder + "/run.lock.owner",
+                          format("pid %d on host %s since then\n", int(dead), host_name().c_str()));
+}
+
+TEST_P(RunLockTest, SecondRunIsRefusedAndToldWho) {
+    TempFolder folder;
+    const pid_t child = child_that([&] { new RunLock(folder.path); });
+    const std::string text = refusal_of_lock(folder.path);
+    EXPECT_TRUE(says(text, format("pid %d on host ", int(child))));
+    EXPECT_TRUE(says(text, "another run writes there"));
+    EXPECT_TRUE(says(text, folder.path));
+    end(child);
+    EXPECT_EQ(refusal_of_lock(folder.path), "") << "the lock of a dead process";
+    EXPECT_EQ(refusal_of_lock(folder.path), "") << "and after that one has gone";
+}
+
+TEST_P(RunLockTest, OneOfManyWins) {
+    TempFolder folder;
+    EXPECT_EQ(winners(folder.path, 8), 1);
+}
+
+INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
+                         [](const auto& info) { return info.param ? "file" : "flock"; });
+
+TEST(RunLock, LockOfAnotherHostIsNotBroken) {
+    TempFolder folder;
+    const Pretending pretending(Pretend::no_flock);
+    write_file_atomically(folder / "run.lock.owner", "pid 1 on host elsewhere since then\n");
+    EXPECT_TRUE(says(refusal_of_lock(folder.path), "delete " + folder.path + "/run.lock.owner"));
+}
+
+// One that is left by a dead process is broken by one of those that find it, however many come at once.
+TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
+    const Pretending pretending(Pretend::no_flock);
+    const pid_t dead = dead_process();
+    for (int round = 0; round < 30; ++round) {
+        TempFolder folder;
+        leave_owner(folder.path, dead);
+        ASSERT_EQ(winners(folder.path, 8), 1) << "round " << round;
+    }
+}
+
+// A start that was killed while it replaced a dead owner's file left its claim.
+TEST(RunLock, AClaimThatWasLeftDelaysTheNextStartOnly) {
+    TempFolder folder;
+    const Pretending pretending(Pretend::no_flock);
+    leave_owner(folder.path, dead_process());
+    fs::create_hard_link(folder / "run.lock.owner", folder / "run.lock.owner.tmp-dead");
+    EXPECT_EQ(refusal_of_lock(folder.path), "");
+    EXPECT_FALSE(fs::exists(folder / "run.lock.owner.tmp-dead"));
+}
+
+TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
+    for (const Pretend here : {Pretend::nothing, Pretend::no_flock}) {
+        TempFolder folder;
+        write_file_atomically(folder / "run.lock.owner", "pid 1 on host elsewhere since then\n");
+        const Pretending pretending(here);
+        EXPECT_TRUE(says(refusal_of_lock(folder.path), "host elsewhere"));
+    }
+}
+
+// Each process has a flock and a host of its own, as where the mount keeps flock to a host.
+TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
+    TempFolder folder;
+    const Pretending pretending(Pretend::own_host);
+    const pid_t child = child_that([&] { new RunLock(folder.path); });
+    EXPECT_TRUE(says(refusal_of_lock(folder.path, 20), format("pid %d on host", int(child))));
+    end(child);
+    EXPECT_EQ(refusal_of_lock(folder.path, 3), "") << "it has stood still";
+    EXPECT_EQ(refusal_of_lock(folder.path, 20), "") << "nothing is left";
+}
+
+TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
+    const Pretending pretending(Pretend::own_host);
+    TempFolder folder;
+    end(child_that([&] { new RunLock(folder.path); }));
+    EXPECT_EQ(winners(folder.path, 6, /*lease=*/4), 1);
 }
 
 TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
@@ -266,7 +210,7 @@ TEST(RunLock, AFileRemovedWhileHeldIsMadeAgain) {
     const RunLock other(folder.path);
     next_second();
     EXPECT_FALSE(lock.held());
-    EXPECT_NE(lock.lost().find("another run has taken the folder"), std::string::npos);
+    EXPECT_TRUE(says(lock.lost(), "another run has taken the folder"));
 }
 
 TEST(RunLock, LinksAreNotFollowed) {
@@ -274,7 +218,7 @@ TEST(RunLock, LinksAreNotFollowed) {
     const std::string target = folder.path + "/precious";
     write_file_atomically(target, "untouched");
     fs::create_symlink(target, folder.path + "/run.lock");
-    EXPECT_NE(refusal_of_lock(folder.path).find("is a link"), std::string::npos) << refusal_of_lock(folder.path);
+    EXPECT_TRUE(says(refusal_of_lock(folder.path), "is a link"));
     fs::remove(folder.path + "/run.lock");
     fs::create_symlink(target, folder.path + "/run_status.json.tmp-0");
     RunStatus(folder.path, 0, 1, 10).running(1);
@@ -342,8 +286,7 @@ TEST(RunLock, WaitsForOneThatIsEnding) {
 TEST(RunLock, AFolderThatCannotBeIsRefusedWithTheReason) {
     TempFolder folder;
     write_file_atomically(folder.path + "/file", "x");
-    EXPECT_NE(refusal_of_lock(folder.path + "/file").find("is not a folder"), std::string::npos)
-        << refusal_of_lock(folder.path + "/file");
+    EXPECT_TRUE(says(refusal_of_lock(folder.path + "/file"), "is not a folder"));
     EXPECT_NE(refusal_of_lock(folder.path + "/file/below"), "");
     EXPECT_NE(refusal_of_lock("/proc/ringzero"), "");
     EXPECT_EQ(refusal_of_lock(folder.path + "/new/and/deeper"), "");
@@ -424,19 +367,14 @@ TEST(RunStatus, WithoutAFolderNothingHappensAndAFullDiskIsNoError) {
     broken.saved(1);
     broken.failed(70, "x");
     const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_NE(said.find("can't write /proc/nowhere/run_status.json"), std::string::npos);
+    EXPECT_TRUE(says(said, "can't write /proc/nowhere/run_status.json"));
     EXPECT_EQ(said.find("can't write"), said.rfind("can't write")) << "one warning";
 }
 
 std::string write_error(const char* fault, const std::string& path) {
     const FaultScope armed(Faults(0, fault));
     testing::internal::CaptureStderr();
-    std::string error;
-    try {
-        write_file_atomically(path, "new");
-    } catch (const Error& e) {
-        error = e.what();
-    }
+    const std::string error = error_of([&] { write_file_atomically(path, "new"); });
     testing::internal::GetCapturedStderr();
     return error;
 }
@@ -448,12 +386,11 @@ TEST(FileFaults, EveryFailedCallIsSeenAndLeavesTheOldFile) {
     for (const char* call : {"open", "write", "fsync", "close", "rename"})
         for (const char* action : {"enospc", "eio", "efbig"}) {
             const std::string error = write_error(format("file.%s:0:*:%s", call, action).c_str(), path);
-            EXPECT_NE(error.find(std::string(call) + " failed"), std::string::npos)
-                << call << " " << action << ": " << error;
+            EXPECT_TRUE(says(error, std::string(call) + " failed")) << call << " " << action;
             EXPECT_EQ(read_file(path), "old") << call << " " << action;
             EXPECT_EQ(std::distance(fs::directory_iterator(folder.path), {}), 1) << "what was begun is removed";
         }
-    EXPECT_NE(write_error("file.write:0:1:enospc", path).find("free some space"), std::string::npos);
+    EXPECT_TRUE(says(write_error("file.write:0:1:enospc", path), "free some space"));
 }
 
 // A server that restarts answers EIO or a stale handle for a while.
@@ -496,8 +433,7 @@ TEST(AtomicFile, TemporaryFilesOfKilledProcessesGoAndThoseInUseStay) {
     ASSERT_EQ(names.size(), 5u);
     EXPECT_EQ(names[0], ".tmp-step_000000001-ab");
     EXPECT_EQ(names[2].rfind("model.safetensors.tmp-", 0), 0u) << "the child writes it";
-    kill(child, SIGKILL);
-    waitpid(child, nullptr, 0);
+    end(child);
     remove_left_temporaries(folder.path);
     EXPECT_EQ(names_in(folder.path),
               (std::vector<std::string>{".tmp-step_000000001-ab", "a", "notes.tmp-draft", "x.tmp-"}));

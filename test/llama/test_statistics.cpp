@@ -120,19 +120,12 @@ void expect_same(const Json& got, const Json& want, const std::string& where) {
 TEST(Statistics, DoNotDependOnTheLayout) {
     Layout one{.B = 4, .micro_batches = 2, .steps = 2, .statistics = true};
     const Json want = parse_json(layout_runs::train(one).statistics, "one rank");
-    const auto with = [&](const char* name, const std::function<void(Layout&)>& change) {
-        Layout how = one;
-        change(how);
-        expect_same(parse_json(layout_runs::train(how).statistics, name), want, name);
-    };
-    for (const int stage : {0, 1, 2, 3}) with("two ranks", [&](Layout& l) { l.dp = 2, l.zero = {.stage = stage}; });
-    with("four ranks, sharded in pairs", [](Layout& l) { l.dp = 4, l.shard_size = 2, l.zero = {.stage = 3}; });
-    with("tp 3", [](Layout& l) { l.tp = 3; });
-    with("tp 3, dp 2, ZeRO-3", [](Layout& l) { l.tp = 3, l.dp = 2, l.zero = {.stage = 3}; });
-    with("pp 2", [](Layout& l) { l.pp = 2, l.schedule = PipelineKind::f1b1; });
-    with("pp 2, each stage on both ranks",
-         [](Layout& l) { l.pp = 2, l.schedule = PipelineKind::dualpipe, l.B = 2, l.micro_batches = 4; });
-    with("recomputed", [](Layout& l) { l.recompute = Recompute::block; });
+    layout_runs::expect_rows(
+        {"--dp 2 --zero 0", "--dp 2 --zero 1", "--dp 2 --zero 2", "--dp 2 --zero 3", "--dp 4 --shard-size 2 --zero 3",
+         "--tp 3", "--tp 3 --dp 2 --zero 3", "--pp 2 --pp-schedule 1f1b",
+         "--pp 2 --pp-schedule dualpipe --batch 2 --micro-batches 4",  // a stage on both ranks
+         "--recompute block"},
+        one, [&](const Outcome& got) { expect_same(parse_json(got.statistics, "statistics"), want, ""); });
 }
 
 }  // namespace

@@ -245,63 +245,7 @@ TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
             }
 }
 
-// ---- a model on a tp x dp grid --------------------------------------------------------------------------------------
-
-TEST(TensorParallelModel, TrainsAsOneRankDoes) {
-    for (const int64_t kv : {1, 2, 3}) {
-        const Layout one{.config = toy(kv)};
-        const Outcome want = train(one);
-        for (const int tp : {2, 3, 4}) {
-            if (kv % tp != 0 && tp % kv != 0) continue;
-            SCOPED_TRACE(format("tp %d, %lld kv heads", tp, (long long)kv));
-            Layout cut = one;
-            cut.tp = tp;
-            expect_close(train(cut), want, 10 * double(one.rate));
-        }
-    }
-}
-
-// With three data ranks: gradients are summed over tp before the data axis, whatever the stage does then.
-TEST(TensorParallelModel, TrainsAsOneRankDoesAtEveryZeroStage) {
-    for (const bool tied : {false, true}) {
-        Layout one{.config = toy(2, tied), .B = 3, .micro_batches = 2, .steps = 4};
-        const Outcome want = train(one);
-        one.dp = 3;
-        for (const int stage : {0, 1, 2, 3})
-            for (const int tp : {2, 4}) {
-                if (tp == 4 && (stage == 1 || stage == 2)) continue;
-                SCOPED_TRACE(format("ZeRO-%d, tp %d, %s", stage, tp, tied ? "tied" : "untied"));
-                Layout cut = one;
-                cut.tp = tp, cut.zero.stage = stage;
-                expect_close(train(cut), want, 4 * double(one.rate));
-            }
-    }
-}
-
-TEST(TensorParallelModel, TrainsAsOneRankDoesInAPipelineToo) {
-    Layout one{.config = toy(2), .micro_batches = 4, .steps = 3};
-    one.config.layers = 4;
-    const Outcome want = train(one);
-    one.tp = one.pp = 2;
-    struct Case {
-        PipelineKind schedule;
-        int dp, stage, shard_size;
-        bool accumulates;
-        Recompute recompute;
-    };
-    for (const Case& c : {Case{PipelineKind::f1b1, 1, 0, 0, false, Recompute::block},
-                          Case{PipelineKind::zb_v, 1, 0, 0, false, Recompute::none},
-                          Case{PipelineKind::zb_v, 2, 3, 0, true, Recompute::none},
-                          Case{PipelineKind::zb_h1, 2, 2, 1, false, Recompute::mlp},
-                          Case{PipelineKind::dualpipe, 1, 0, 0, false, Recompute::block},
-                          Case{PipelineKind::dualpipe, 2, 3, 0, true, Recompute::none}}) {
-        SCOPED_TRACE(format("%s, dp %d, ZeRO-%d", name_of(c.schedule), c.dp, c.stage));
-        Layout cut = one;
-        cut.schedule = c.schedule, cut.dp = c.dp, cut.shard_size = c.shard_size, cut.recompute = c.recompute;
-        cut.zero.stage = c.stage, cut.zero.accumulate_locally = c.accumulates;
-        expect_close(train(cut), want, 3 * double(one.rate));
-    }
-}
+// ---- a model on a tp x dp grid (test_layouts.cpp has how it trains) -------------------------------------------------
 
 // DualPipe's two copies of a unit are added after each is summed over tp, however late that is.
 TEST(TensorParallelModel, CopiesOfAUnitWaitForItsSumOverTp) {
@@ -338,42 +282,6 @@ TEST(TensorParallelModel, CopiesOfAUnitWaitForItsSumOverTp) {
     });
 }
 
-TEST(TensorParallelModel, RecomputationChangesNoBit) {
-    const Layout plain{.config = toy(3), .tp = 3, .steps = 3};
-    const Outcome want = train(plain);
-    for (const Recompute recompute : {Recompute::mlp, Recompute::attention, Recompute::norms, Recompute::block}) {
-        Layout again = plain;
-        again.recompute = recompute;
-        const Outcome got = train(again);
-        EXPECT_EQ(got.weights, want.weights);
-        EXPECT_EQ(got.losses, want.losses);
-        EXPECT_EQ(got.sent, got.expected) << name_of(recompute);
-    }
-}
-
-// Rows of a product on their own have the bits that they have among all rows, but for a library's: with that the
-// losses are close.
-TEST(TensorParallelModel, OverlapChangesNoBit) {
-    for (const bool own_gemm : {true, false})
-        for (const auto& [tp, pp] : {std::pair(2, 1), {3, 1}, {4, 1}, {2, 2}}) {
-            SCOPED_TRACE(format("tp %d, pp %d", tp, pp));
-            Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .pp = pp, .micro_batches = 2, .steps = 3};
-            if (pp == 1) how.dp = 2;
-            if (!own_gemm && tp > 2) continue;
-            std::optional<OwnGemm> own;
-            if (own_gemm) own.emplace();
-            how.config.layers = 4;
-            const Outcome want = train(how);
-            how.overlap = true;
-            const Outcome got = train(how);
-            if (own_gemm) {
-                EXPECT_EQ(got.weights, want.weights);
-                EXPECT_EQ(got.losses, want.losses);
-            }
-            expect_close(got, want, 3 * double(how.rate));
-        }
-}
-
 // Bytes on the tp axis of 20 steps of one micro-batch of 11 tokens in bf16, counted by hand: in each of the two blocks
 // 2 gathers and 2 scatters forward, 4 and 2 backward; the embedding a scatter and a gather; the head one each and three
 // floats a token; the gradients of five norms, and of keys and values where two ranks hold a head.
@@ -388,11 +296,10 @@ int64_t tp_bytes_by_hand(int tp, int rank, int64_t wire_bytes) {
 TEST(TensorParallelModel, WhatSeveralRanksHoldStaysTheSameToTheBit) {
     for (const bool wire_f32 : {false, true})
         for (const int tp : {2, 3, 4}) {
-            Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .dp = 2, .steps = 20, .wire_f32 = wire_f32};
-            ZeroOptions& zero = how.zero;
-            zero.stage = 1;
-            zero.param_dtype = zero.grad_dtype = zero.wire_dtype = zero.master_dtype = zero.adam_dtype = DType::bf16;
-            const Outcome got = train(how);
+            const Layout how{.config = toy(tp == 3 ? 3 : 2), .tp = tp, .dp = 2, .steps = 20, .wire_f32 = wire_f32};
+            const Outcome got = train(with(how,
+                                           "--zero 1 --dtype bf16 --grad-dtype bf16 --wire-dtype bf16 "
+                                           "--master-dtype bf16 --adam-dtype bf16"));
             EXPECT_EQ(got.unequal, 0) << "tp " << tp;
             for (const auto& norms : got.norms) EXPECT_EQ(norms, got.norms[0]);
             EXPECT_EQ(got.sent, got.expected);

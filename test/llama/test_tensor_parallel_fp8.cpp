@@ -176,50 +176,21 @@ TEST(TensorParallelFp8, PartsWithScalesOfTheirOwnAreNearTheWhole) {
 // Recomputation, the backward pass in two halves, ZeRO's stages and its gather in fp8: all make the same codes, and
 // send what the formula says.
 TEST(TensorParallelFp8, EveryWayGivesTheSameBits) {
-    for (const auto& [recipe, post_norm] : {std::pair(Fp8Recipe::tensor, false),
-                                            {Fp8Recipe::block, false},
-                                            {Fp8Recipe::mx, false},
-                                            {Fp8Recipe::tensor, true},
-                                            {Fp8Recipe::block, true},
-                                            {Fp8Recipe::mx, true}}) {
-        SCOPED_TRACE(format("%s%s", name_of(recipe), post_norm ? ", norms after the branches" : ""));
-        Layout base = fp8_layout(recipe);
-        base.config.post_norm = post_norm;
-        base.tp = base.dp = 2, base.steps = 2, base.micro_batches = 2;
-        base.zero.accumulate_locally = true;
-        base.B = recipe == Fp8Recipe::tensor ? 4 : 8;  // a rank's rows are whole tiles, for parts of a product
-        const Outcome want = train(base);
-        EXPECT_EQ(want.unequal, 0);
-        EXPECT_EQ(want.sent, want.expected);
-        const auto same = [&](const Layout& how, const char* what) {
-            const Outcome got = train(how);
-            EXPECT_TRUE(got.weights == want.weights) << what;
-            EXPECT_EQ(got.losses, want.losses) << what;
-            EXPECT_EQ(got.unequal, 0) << what;
-            EXPECT_EQ(got.sent, got.expected) << what;
-        };
-        Layout how = base;
-        how.zero.stage = 3;
-        how.recompute = Recompute::block;
-        same(how, "ZeRO-3, recomputed blocks");
-        how.overlap = true;
-        same(how, "  products beside their collectives");
-        if (recipe != Fp8Recipe::tensor) continue;
-        how = base;
-        how.recompute = Recompute::norms | Recompute::attention | Recompute::mlp;
-        same(how, "recomputed norms, attention, gate and up");
-        how = base;
-        how.pp = 2;
-        how.schedule = PipelineKind::zb_h1;
-        same(how, "the halves of a backward pass");
-        how.overlap = true;
-        how.recompute = Recompute::block;
-        same(how, "  beside their collectives, recomputed");
-        how.config.layers = 4, how.fp8.skip_first = 1;
-        Layout apart = how;
-        apart.pp = 1, apart.schedule = {}, apart.overlap = false, apart.recompute = Recompute::none;
-        EXPECT_TRUE(train(how).weights == train(apart).weights) << "a first block that is not in fp8";
-    }
+    const Rows of_all = {"--zero 3 --recompute block", "--zero 3 --recompute block --tp-overlap on"};
+    const Rows of_tensor = {"--recompute norms,attention,mlp", "--pp 2 --pp-schedule zb-h1",
+                            "--pp 2 --pp-schedule zb-h1 --tp-overlap on --recompute block"};
+    for (const Fp8Recipe recipe : {Fp8Recipe::tensor, Fp8Recipe::block, Fp8Recipe::mx})
+        for (const bool post_norm : {false, true}) {
+            SCOPED_TRACE(format("%s%s", name_of(recipe), post_norm ? ", norms after the branches" : ""));
+            const bool tiles = recipe != Fp8Recipe::tensor;
+            Layout base = with(fp8_layout(recipe), "--tp 2 --dp 2 --steps 2 --micro-batches 2 --accumulate-locally on");
+            base.config.post_norm = post_norm;
+            base.B = tiles ? 8 : 4;  // a rank's rows are whole tiles, for parts of a product
+            expect_same_bits(of_all, base);
+            if (tiles) continue;
+            expect_same_bits(of_tensor, base);
+            expect_same_bits({of_tensor.back()}, with(base, "--layers 4 --fp8-skip-first 1"));
+        }
 }
 
 // The gradient of a branch comes as codes that have the scale of all ranks' rows, at once or part by part: the products

@@ -39,6 +39,14 @@ summary() {
   [ $failed = 0 ]
 }
 
+# ranks_of JOB   "rank pid" of each process that --ranks has started
+ranks_of() {
+  local pid
+  for pid in $(cat /proc/"$1"/task/*/children 2> /dev/null); do
+    echo "$(tr '\0' '\n' < "/proc/$pid/environ" 2> /dev/null | sed -n 's/^RINGZERO_RANK=//p') $pid"
+  done | sort
+}
+
 # No segment stays in /dev/shm. Suites run beside one another: what another has just named gets three seconds, and folders of snapshots are
 # test_snapshots.sh's.
 no_memory_left() {

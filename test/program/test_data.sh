@@ -89,11 +89,6 @@ refused() {  # refused TEXT ARGS...
   shift
   ! run "$program" --device cpu --preset bytes --seq-len 32 --steps 1 "$@" && grep -qF -- "$text" "$work/log"
 }
-check "shares that don't sum to 1" refused "nearest: 0.636, 0.364" --data "$work/code:0.7,$work/notes:0.4"
-check "sets of other tokenizers" refused "different tokenizers" --data "$work/code:0.7,$work/other:0.3"
-check "a share that is missing" refused "has no share" --data "$work/code:0.7,$work/notes"
-check "shares of another number of sets" refused "--data has 2 sets" --data "$mix" --data-weights-at "5:1"
-check "changes without a mix" refused "changes the shares of a mix" --data "$work/code" --data-weights-at "5:1"
 
 # ---- data that are still being written ----
 python3 data_prep/prepare.py stdlib --max-bytes 100K --shard-tokens 8K --out "$work/whole" > "$work/log" 2>&1

@@ -118,8 +118,6 @@ check "a stage that keeps parameters whole" refused "whole (0) or cut (3)" eval 
 check "more parts than there are ranks" refused "nearest" eval --from $golden/plain --data $golden --tasks piqa --tp 3
 check "an unknown task" refused "the folder has arc_easy" eval --from $golden/plain --data $golden --tasks hellaswig
 check "a window beyond the model" refused "nearest: 64" eval --from $golden/plain --data $golden --tasks piqa --max-length 65
-check "eval-every without tasks" refused "give --eval-tasks" --data "$work/data" --eval-every 5
-check "tasks without eval-every" refused "nearest: --eval-every" --data "$work/data" --eval-tasks piqa
 
 # ---- tasks from rows ----
 for task in hellaswag arc_easy piqa winogrande lambada perplexity; do

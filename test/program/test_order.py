@@ -11,19 +11,15 @@ fail. Without --all one layout. Ends with "N passed, N failed".
 
 import graphlib
 import os
-import pathlib
 import pickle
 import signal
 import subprocess
-import sys
-import tempfile
-import time
+
+from checks import Run, arguments, check, end, remove, work
 
 RANKS = 8
-MODEL = (
-    "--device cpu --preset tiny --data synthetic --seq-len 32 --batch 1 --val-every 0 --save-every 0 --dim 32 --ffn 48 "
-    "--heads 4 --kv-heads 4 --head-dim 8 --steps 100000 --timeout 60"
-).split()
+MODEL = """--device cpu --preset tiny --data synthetic --seq-len 32 --batch 1 --val-every 0 --save-every 0 --dim 32 --ffn 48
+    --heads 4 --kv-heads 4 --head-dim 8 --steps 100000 --timeout 60"""
 LAYOUTS = [
     "--layers 4 --grad-accum 4 --tp 2 --pp 2 --pp-schedule 1f1b --zero 3 --pp-gather op",
     "--layers 4 --grad-accum 4 --tp 2 --pp 4 --pp-schedule 1f1b",
@@ -40,31 +36,21 @@ LAYOUTS = [
 ]
 
 
-def flight_of(program, layout, folder):
+def flight_of(layout):
     """rank -> [(group, number)] as it issued them."""
-    log = folder / "log"
-    environment = {
-        **os.environ,
-        "TMPDIR": str(folder),
-        "OMP_NUM_THREADS": "1",
-        "OMP_WAIT_POLICY": "passive",
-        "RINGZERO_RUNS": "",
-    }
-    with log.open("w") as out:
-        job = subprocess.Popen(
-            [program, *MODEL, *layout.split(), "--ranks", str(RANKS)], stdout=out, stderr=out, env=environment
-        )
+    folder = work / "flight"
+    remove(folder)
+    folder.mkdir()
+    job = Run(arguments[:1], MODEL, layout, f"--ranks {RANKS}", env={"TMPDIR": folder})
     try:
-        wait_for(log, job, "\nstep      3/")
-        rank = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()[
-            0
-        ]
-        os.kill(int(rank), signal.SIGUSR2)
-        wait_for(log, job, "records for torchfrtrace stand in")
+        wait_for(job, "^step      3/")
+        ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()
+        os.kill(int(ranks[0]), signal.SIGUSR2)
+        wait_for(job, "records for torchfrtrace stand in")
         dumps = [pickle.loads(f.read_bytes()) for f in sorted(folder.glob("ringzero-*/flight/rank_*"))]
     finally:
-        job.terminate()
-        job.wait(60)
+        job.signal(signal.SIGTERM)
+        job.wait()
     issued = {}
     for rank, dump in enumerate(dumps):
         entries = sorted(dump["entries"], key=lambda e: e["op_id"])
@@ -78,14 +64,9 @@ def flight_of(program, layout, folder):
     return issued
 
 
-def wait_for(log, job, text):
-    for _ in range(1200):
-        if text in log.read_text():
-            return
-        if job.poll() is not None:
-            break
-        time.sleep(0.05)
-    raise RuntimeError(f"no {text!r} in\n{log.read_text()[-2000:]}")
+def wait_for(job, text):
+    if not job.until(text):
+        raise RuntimeError(f"no {text!r} in\n{job.text[-2000:]}")
 
 
 def cycle(issued):
@@ -112,26 +93,14 @@ def exchanged(issued):
     raise RuntimeError("no two ranks have two operations in common")
 
 
-def main():
-    program = os.path.abspath(sys.argv[1])
-    failed = 0
-    layouts = LAYOUTS if "--all" in sys.argv[2:] else LAYOUTS[:1]
-    for layout in layouts:
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                issued = flight_of(program, layout, pathlib.Path(folder))
-                found = cycle(issued)
-                wrong = "in no common order:\n  " + "\n  ".join(map(str, found[:40])) if found else ""
-                if not wrong and not cycle(exchanged(issued)):
-                    wrong = "two operations of a rank were exchanged, and nothing was found"
-            except RuntimeError as error:
-                wrong = str(error)
-        failed += bool(wrong)
-        count = "" if wrong else f", {sum(map(len, issued.values()))} operations"
-        print(f"{'FAILED: ' if wrong else 'ok: '}{layout}{count} {wrong}")
-    print(f"{len(layouts) - failed} passed, {failed} failed")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+for layout in LAYOUTS if "--all" in arguments else LAYOUTS[:1]:
+    try:
+        issued = flight_of(layout)
+        found = cycle(issued)
+        wrong = "in no common order:\n  " + "\n  ".join(map(str, found[:40])) if found else ""
+        if not wrong and not cycle(exchanged(issued)):
+            wrong = "two operations of a rank were exchanged, and nothing was found"
+    except RuntimeError as error:
+        wrong = str(error)
+    check(layout, not wrong, wrong)
+end()

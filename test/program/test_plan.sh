@@ -85,8 +85,6 @@ END
   check "more pinned than another machine's host has" host
   host_gib() { plan 3 $card --gpu RTX4090-24G $offloaded --host-gib 100 && says "which has 100.0 GiB (--host-gib)"; }
   check "the same by --host-gib, and a machine's name in any case" host_gib
-  check "a machine that is not known: the nearest name" plan 2 --gpus 8 --gpu h10-80g --preset tiny
-  check "the same: it is named" says "nearest: h100-80g"
   printf 'memory-gib = 80\ngemm-bf16-tflops = 700\ngemm-fp32-tflop = 50\n' > "$work/mine.toml"
   check "a machine's file with a key that is none" plan 70 --gpus 8 --gpu "$work/mine.toml" --preset tiny
   check "the same: the nearest key" says "gemm-fp32-tflop is no key of a machine" "nearest: gemm-fp32-tflops"

@@ -73,8 +73,6 @@ refused() {  # refused TEXT ARGS...
   ! "$program" --data "$work/data" --device cpu --preset bytes --seq-len 32 --steps 1 "$@" > "$work/log" 2>&1 && grep -qF -- "$text" "$work/log"
 }
 
-check "refuses MLPerf's log without a goal" refused "--mllog times a run to a validation loss" --mllog "$work/no"
-check "or of a part of a run" refused "--mllog times one start from its beginning: leave out --resume" --mllog "$work/no" --stop-at-val-loss 1 --resume auto --out "$work/nine"
 check "or over another" refused "is there already, and holds one run" --mllog "$work/mllog.txt" --stop-at-val-loss 1
 
 # ---- the report ----
@@ -179,7 +177,6 @@ check "and leaves each step once" cmp "$work/stats/stats.jsonl" "$work/stats2/st
 check "in ranks.jsonl too" test "$(grep -o '^{"step":[0-9]*' "$work/stats2/ranks.jsonl" | grep -o '[0-9]*' | xargs)" = "$(seq 24 | xargs)"
 check "with the weights of a run without" watch nostats --batch 4 --steps 24
 check "to the bit" cmp "$work/stats/final/model.safetensors" "$work/nostats/final/model.safetensors"
-check "statistics without a folder are refused" refused "--stats-every writes stats.jsonl into --out" --stats-every 3
 same_statistics() { python3 - "$work/stats" "$work/$1" << 'EOF'
 import json, sys
 
@@ -297,8 +294,6 @@ from wandb_reader import records
 (path,) = glob.glob('$work/long/wandb/offline-run-*/run-*.wandb')
 assert os.path.getsize(path) > 3 * 32768
 assert len(list(records(path))) == 400 + 4"  # the validation at the end is in the last row
-refuses() { ! train x --wandb p --out "" && grep -q "name a folder" "$work/log"; }
-check "W&B without a folder" refuses
 
 # ---- TensorBoard ----
 check "TensorBoard has the settings and the extras" python3 - "$work" << 'EOF'

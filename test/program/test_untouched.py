@@ -10,19 +10,12 @@ all files and folders before and after. Ends with "N passed, N failed".
 
 import argparse
 import hashlib
-import os
-import pathlib
 import random
-import shutil
-import subprocess
-import sys
-import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
-SHAPE = (
-    "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32 "
-    "--threads 1 --val-every 0 --val-tokens 256"
-).split()
+from checks import Table, arguments, check, copy, end, remove, run, text_data, work
+
+SHAPE = """--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32
+    --threads 1 --val-every 0 --val-tokens 256"""
 
 # Questions, and a part of each answer. {out} is the run's folder.
 RESUMED = [
@@ -83,88 +76,44 @@ def picture(folder):
     return found
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--starts", type=int, default=24)
-    parser.add_argument("--seed", type=int, default=1)
-    o = parser.parse_args()
-    program = os.path.abspath(o.program)
-    chance = random.Random(o.seed)
-    failed = 0
-    with tempfile.TemporaryDirectory() as name:
-        work = pathlib.Path(name)
-
-        def run(*words, **more):
-            env = dict(os.environ, OMP_NUM_THREADS="1", **more)
-            env.pop("SLURM_JOB_END_TIME", None)
-            try:
-                done = subprocess.run(words, env=env, capture_output=True, text=True, errors="replace", timeout=60)
-            except subprocess.TimeoutExpired:
-                return "none after 60 s", ""
-            return done.returncode, done.stdout + done.stderr
-
-        for data, seed in (("data", "400K"), ("data2", "300K")):
-            run(
-                sys.executable,
-                str(ROOT / "data_prep/prepare.py"),
-                "stdlib",
-                "--max-bytes",
-                seed,
-                "--out",
-                str(work / data),
-            )
-        new = [*SHAPE, "--data", str(work / "data"), "--steps", "6", "--save-every", "2", "--keep", "0"]
-        for run_name, fault in (("finished", ""), ("stopped", "step:0:5:term")):
-            code, said = run(program, *new, "--out", str(work / run_name), FAULT=fault)
-            if code not in (0, 75):
-                sys.exit(said)
-        shutil.copytree(work / "finished", work / "gone", symlinks=True)
-        shutil.rmtree(work / "gone/checkpoints")
-        shutil.rmtree(work / "gone/final")
-        shutil.copytree(work / "finished", work / "unreadable", symlinks=True)
-        for thing in ("checkpoints", "final"):
-            shutil.rmtree(work / "unreadable" / thing)
-        (work / "unreadable/run_status.json").write_text('{"state": "running", "sa')
-        runs = {
-            "finished": RESUMED + BEGUN + MISSING,
-            "stopped": RESUMED[2:] + BEGUN,
-            "gone": GONE,
-            "unreadable": GONE,
-            "fresh": BEGUN[1:],
-        }
-        # Every request of the finished run first, then drawn ones.
-        drawn = [("finished", request) for request in runs["finished"]]
-        chance.shuffle(drawn)
-        while len(drawn) < o.starts:
-            run_name = chance.choice(sorted(runs))
-            drawn.append((run_name, chance.choice(runs[run_name])))
-        for run_name, (request, answer) in drawn[: o.starts]:
-            out = work / run_name
-            words = []
-            for word in request.split():
-                words += new if word == "{new}" else [word.format(out=out, data=work / "data", data2=work / "data2")]
-            words += chance.choice(HARMLESS).split()
-            before = picture(out)
-            code, said = run(program, "--out", str(out), *words)
-            after = picture(out)
-            changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
-            expected = 70 if (request, answer) in MISSING else 2
-            problem = (
-                f"exit code {code}, not {expected}"
-                if code != expected
-                else f"does not say '{answer}'"
-                if answer not in said
-                else ""
-            )
-            if changed:
-                problem = f"changed: {', '.join(changed)}"
-            if problem:
-                failed += 1
-                print(f"FAILED: {run_name}: {' '.join(words)}\n    {problem}", *said.splitlines()[-6:], sep="\n    ")
-    print(f"{o.starts - failed} passed, {failed} failed")
-    return 1 if failed else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+parser = argparse.ArgumentParser()
+parser.add_argument("program")
+parser.add_argument("--starts", type=int, default=24)
+parser.add_argument("--seed", type=int, default=1)
+o = parser.parse_args()
+chance = random.Random(o.seed)
+data, data2 = text_data("400K"), text_data("300K", to="data2")
+new = f"{SHAPE} --data {data} --steps 6 --save-every 2 --keep 0"
+program = arguments[0]
+Table(program, new)("""
+    finished 1
+    stopped  1 | fault step:0:5:term | code 75
+""")
+for name in "gone", "unreadable":
+    folder = copy("finished", name)
+    remove(folder / "checkpoints", folder / "final")
+(work / "unreadable/run_status.json").write_text('{"state": "running", "sa')
+RUNS = {
+    "finished": RESUMED + BEGUN + MISSING,
+    "stopped": RESUMED[2:] + BEGUN,
+    "gone": GONE,
+    "unreadable": GONE,
+    "fresh": BEGUN[1:],
+}
+# Every request of the finished run first, then drawn ones.
+drawn = [("finished", request) for request in RUNS["finished"]]
+chance.shuffle(drawn)
+while len(drawn) < o.starts:
+    name = chance.choice(sorted(RUNS))
+    drawn.append((name, chance.choice(RUNS[name])))
+for name, (request, answer) in drawn[: o.starts]:
+    out = work / name
+    flags = request.format(new=new, out=out, data=data, data2=data2) + " " + chance.choice(HARMLESS)
+    before = picture(out)
+    refused = run([program, "--out", out], flags)
+    after = picture(out)
+    changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
+    good = refused.code == (70 if (request, answer) in MISSING else 2) and answer in refused.text and not changed
+    about = f"exit code {refused.code}, wanted: {answer}, changed: {', '.join(changed)}\n{refused.text}"
+    check(f"{name}: {flags}", good, about)
+end()

@@ -10,14 +10,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-got = {
-    "queries": [],
-    "runs": [],
-    "history": [],
-    "summary": {},
-    "done": False,
-    "exit": None,
-}
+got = {"queries": [], "runs": [], "history": [], "summary": {}, "done": False, "exit": None}
 lock = threading.Lock()
 
 
@@ -31,29 +24,15 @@ def answer(query, variables):
             "displayName": variables.get("displayName") or name,
             "config": variables.get("config"),
             "historyLineCount": 0,
-            "project": {
-                "id": "2",
-                "name": project,
-                "entity": {"id": "3", "name": "someone"},
-            },
+            "project": {"id": "2", "name": project, "entity": {"id": "3", "name": "someone"}},
         }
         return {"upsertBucket": {"bucket": bucket, "inserted": True}}
     if "createRunFiles" in query:
         return {"createRunFiles": {"runID": "1", "uploadHeaders": [], "files": []}}
-    viewer = {
-        "id": "4",
-        "entity": "someone",
-        "username": "someone",
-        "flags": "{}",
-        "teams": {"edges": []},
-    }
+    viewer = {"id": "4", "entity": "someone", "username": "someone", "flags": "{}", "teams": {"edges": []}}
     return {
         "viewer": viewer,
-        "serverInfo": {
-            "features": [],
-            "cliVersionInfo": {},
-            "latestLocalVersionInfo": None,
-        },
+        "serverInfo": {"features": [], "cliVersionInfo": {}, "latestLocalVersionInfo": None},
         "model": None,
     }
 

@@ -16,7 +16,7 @@
 //
 // The first send to a peer, and the first receive from one, connect the two: 2 and 10 MiB of the device for each
 // channel, of which there are 32, or maxCTAs rounded up to a power of two (NVLink on one node, comm/nccl_memory.h).
-// They stay until the communicator goes. The file that SIMT_NCCL_CALLS names has their number and bytes.
+// They stay until the communicator goes or is aborted. The file that SIMT_NCCL_CALLS names has their number and bytes.
 //
 // Windows (fake_nccl_windows.cpp): misuse is told there. Collectives of values in windows are counted in that file too,
 // as ncclAllGather-registered.
@@ -82,7 +82,7 @@ struct ncclComm {
     bool blocking = true;
     size_t blocks = 32;
     uint64_t issued = 0, completed = 0;
-    bool aborted = false;
+    std::atomic<bool> aborted = false;    // by any thread, while another drains streams
     std::atomic<std::thread::id> user{};  // the thread that is in it
     int calls = 0;                        // of that thread, one in another
     Job job = {};                         // of a non-blocking one: waits for ncclCommGetAsyncError
@@ -472,9 +472,12 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
     delete c;
     return ncclSuccess;
 }
+// Work that is under way ends where it is and is no error of its stream, which goes on; then memory goes.
 ncclResult_t ncclCommAbort(ncclComm_t c) {
+    c->aborted = true;  // queued operations still name it
     c->windows->abandon();
-    return c->aborted = true, ncclSuccess;  // queued operations still name it
+    disconnect(c);
+    return ncclSuccess;
 }
 
 // ---- windows

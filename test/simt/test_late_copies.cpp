@@ -4,57 +4,53 @@
 
 #include <gtest/gtest.h>
 
+#include "test/llama/layout_runs.h"
 #include "test/simt/control.h"
-#include "test/zero/zero_case.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
+using namespace layout_runs;
 
 // Two clipped steps of two micro-batches. Tiles are small enough that a unit takes many; of five blocks' residuals,
 // four go to the host and two come back.
-Case on_the_device() {
-    Case c;
-    c.zero.stage = 3;
-    c.zero.param_dtype = DType::bf16;
-    c.zero.offload_tile = 256;
-    c.recompute = Recompute::block;
-    c.layers = 5;
-    c.micro_batches = 2;
-    c.steps = 2;
-    return c;
+Layout on_the_device() {
+    Layout how = with(data_ranks(1, toy24(false, /*layers=*/5)),
+                      "--zero 3 --dtype bf16 --recompute block --micro-batches 2 --steps 2");
+    how.zero.offload_tile = 256;
+    return how;
 }
 
-Result train_in_order(uint64_t seed, const Case& how) {
+Outcome train_in_order(uint64_t seed, const Layout& how) {
     simt::seed_streams(seed);
-    const Device device{DeviceKind::cuda, 0};
-    Mesh mesh(device);
-    return zero_case::train(mesh, how);
+    Mesh mesh(Device{DeviceKind::cuda, 0});
+    LayoutRun run(how);
+    run.on(mesh);
+    return run.end();
 }
 
 TEST(LateCopies, OffloadingChangesNoBitInAnyOrderOfStreams) {
-    const Result want = train_in_order(1, on_the_device());
+    const Outcome want = train_in_order(1, on_the_device());
     EXPECT_EQ(want.updates, 2);
-    Case all = on_the_device(), zero_copy = on_the_device();
-    all.zero.offload_optimizer = OffloadOptimizer::stream;
-    all.zero.offload_params = all.zero.offload_grads = all.offload = true;
-    zero_copy.zero.offload_optimizer = OffloadOptimizer::zero_copy;
-    zero_copy.zero.offload_params = true;
-    for (uint64_t seed = 1; seed <= 2; ++seed) EXPECT_TRUE(train_in_order(seed, all) == want) << "seed " << seed;
-    EXPECT_TRUE(train_in_order(3, zero_copy) == want);
+    const Layout all = with(on_the_device(),
+                            "--offload-optimizer stream --offload-params on --offload-grads on "
+                            "--offload-activations on"),
+                 zero_copy = with(on_the_device(), "--offload-optimizer zero-copy --offload-params on");
+    for (uint64_t seed = 1; seed <= 2; ++seed) {
+        SCOPED_TRACE(seed);
+        expect_the_bits(train_in_order(seed, all), want);
+    }
+    expect_the_bits(train_in_order(3, zero_copy), want);
 }
 
 // The host's AdamW has other bits than the device's: the same in every order.
 TEST(LateCopies, TheHostsAdamWHasTheSameBitsInAnyOrderOfStreams) {
-    Case c = on_the_device();
-    c.layers = 3;
-    c.zero.offload_optimizer = OffloadOptimizer::cpu;
-    c.zero.offload_params = c.zero.offload_grads = true;
-    const Result want = train_in_order(1, c);
+    const Layout how = with(on_the_device(),
+                            "--layers 3 --offload-optimizer cpu --offload-params on "
+                            "--offload-grads on");
+    const Outcome want = train_in_order(1, how);
     EXPECT_EQ(want.updates, 2);
-    EXPECT_TRUE(train_in_order(2, c) == want);
+    expect_the_bits(train_in_order(2, how), want);
 }
 
 }  // namespace

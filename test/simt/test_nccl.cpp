@@ -214,6 +214,32 @@ TEST(NcclComm, AnExceptionClosesTheGroup) {
     });
 }
 
+// A peer has gone. The watchdog's thread aborts; who waits for the device meanwhile hears of it.
+TEST(NcclComm, AnAbortEndsWhatIsUnderWay) {
+    load_kernels(kGpu);
+    RankContext context;
+    const Device device{DeviceKind::cuda, 0, &context};
+    const std::string id = NcclComm::unique_id();
+    NcclComm comm(id, 0, 2, device, {.group = "pair", .watch = nullptr}), silent(id, 1, 2, device, {});
+    const Buffer memory(device, 64, MemKind::comm, "test");
+    Stream stream(device, "test");
+    NcclComm::Group calls(comm, stream);
+    calls.recv(memory.data(), 4, 1);
+    calls.end();
+    const Event received = stream.record();
+    std::thread watchdog([&] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        EXPECT_FALSE(received.done());
+        context.given_up = true;
+        comm.abort();
+    });
+    EXPECT_THROW(stream.synchronize(), Error);
+    watchdog.join();
+    EXPECT_TRUE(received.done());
+    EXPECT_THROW(received.synchronize(), Error);
+    EXPECT_THROW(NcclComm::Group(comm, stream), Error);
+}
+
 TEST(NcclComm, AnErrorOfACallIsThrownAndClosesTheGroup) {
     on_two_ranks([](int, Member& m) {
         NcclComm::Group calls(m.comm, m.stream);

@@ -1,26 +1,30 @@
 // ZeRO over MPI: the same cases as test_zero.cpp, between processes.
 
-#include "comm/mesh.h"
 #include "test/comm/mpi_main.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
+using namespace layout_runs;
+
+// A run, with the results that this process has.
+Outcome train_here(const Layout& how) {
+    Mesh mesh(test_process(), {DeviceKind::cpu, 0}, mesh_options(how));
+    LayoutRun run(how);
+    run.on(mesh);
+    return run.end();
+}
 
 TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
-    Process& process = test_process();
-    const Device cpu{DeviceKind::cpu, 0};
-    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::hier, Algorithm::symmetric}) {
-        Mesh mesh(process, cpu, {.algorithms = {.data = algorithm}});
-        Case base;
-        base.steps = 4;
-        const auto want = zero_case::train(mesh, base);
-        for (int s = 1; s <= 3; ++s) {
-            Case c = base;
-            c.zero.stage = s;
-            EXPECT_EQ(zero_case::train(mesh, c), want) << name_of(algorithm) << ", stage " << s;
+    for (const char* algorithm : {"ring", "direct", "hier", "symmetric"}) {
+        const Layout base =
+            with(data_ranks(test_process().size()), std::string("--steps 4 --collectives ") + algorithm);
+        const Outcome want = train_here(base);
+        for (const std::string& stage : kSlicing) {
+            const Outcome got = train_here(with(base, stage));
+            EXPECT_EQ(got.weights, want.weights) << algorithm << ", " << stage;
+            EXPECT_EQ(got.norms, want.norms) << algorithm << ", " << stage;
         }
     }
 }
@@ -28,15 +32,12 @@ TEST(ZeroOverMpi, AllStagesGiveTheSameBits) {
 TEST(ZeroOverMpi, HybridAndAccumulationAgreeBetweenRanks) {
     Process& process = test_process();
     if (process.size() % 2 != 0) GTEST_SKIP() << "needs an even number of ranks";
-    Mesh mesh(process, {DeviceKind::cpu, 0}, {.grid = {.shard_size = 2}});
-    Case c;
-    c.steps = 2;
-    c.micro_batches = 2;
-    c.zero.stage = 3;
-    const auto result = zero_case::train(mesh, c);
-    std::vector<float> all(result.norms.size() * size_t(process.size()));
-    process.all_gather(result.norms.data(), int64_t(result.norms.size() * 4), all.data());
-    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], result.norms[i % result.norms.size()]);
+    const Outcome got =
+        train_here(with(data_ranks(process.size()), "--steps 2 --micro-batches 2 --zero 3 --shard-size 2"));
+    const std::vector<float>& norms = got.norms[size_t(process.rank())];
+    std::vector<float> all(norms.size() * size_t(process.size()));
+    process.all_gather(norms.data(), int64_t(norms.size() * 4), all.data());
+    for (size_t i = 0; i < all.size(); ++i) EXPECT_EQ(all[i], norms[i % norms.size()]);
 }
 
 }  // namespace

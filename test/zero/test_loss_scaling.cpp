@@ -7,15 +7,13 @@
 #include <random>
 #include <vector>
 
-#include "comm/loopback.h"
 #include "kernels/loss_scale.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
+using namespace layout_runs;
 
 // ---- the rule -------------------------------------------------------------------------------------------------------
 
@@ -96,93 +94,59 @@ TEST(LossScaling, StopsAtItsFloorAndItsCeiling) {
 
 // ---- runs -----------------------------------------------------------------------------------------------------------
 
-Result run_scaled(int ranks, const Case& how) {
-    LoopbackHub hub(ranks);
-    std::vector<Result> results(static_cast<size_t>(ranks));
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, {});
-        results[size_t(rank)] = zero_case::train(mesh, how);
-    });
-    for (const Result& r : results)
-        EXPECT_TRUE(r.weights == results[0].weights && r.updates == results[0].updates && r.scales == results[0].scales)
-            << "ranks disagree";
-    return results[0];
-}
-
-Case scaled(LossScaling how, int stage = 0) {
-    Case c;
-    c.zero.loss_scaling = how;
-    c.zero.stage = stage;
-    return c;
+Layout scaled(const Layout& plain, const LossScaling& scaling) {
+    Layout how = plain;
+    how.zero.loss_scaling = scaling;
+    return how;
 }
 
 // A power of two commutes with rounding: gradient, norm, clip and update are those of the unscaled run. The first norms
 // are clipped, so clipping before unscaling would show.
 TEST(LossScaling, APowerOfTwoOnFp32ChangesNoBit) {
-    for (const int stage : {0, 1, 2, 3}) {
-        Case plain;
-        plain.zero.stage = stage;
-        plain.micro_batches = 2;
-        const Result want = run_scaled(3, plain);
-        Case c = scaled({.initial = 4096}, stage);
-        c.micro_batches = 2;
-        const Result got = run_scaled(3, c);
-        EXPECT_EQ(got.norms, want.norms) << "stage " << stage;
-        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
-        EXPECT_EQ(got.scales, std::vector<float>(10, 4096));
+    for (const std::string& stage : kStages) {
+        SCOPED_TRACE(stage);
+        const Layout plain = with(data_ranks(3), "--micro-batches 2 " + stage);
+        Outcome want = train(plain);
+        want.scales.assign(10, 4096);
+        expect_the_bits(train(scaled(plain, {.initial = 4096})), want);
     }
 }
 
 // An overflow on one rank: every rank skips the same step and halves; the step might as well not have been.
 TEST(LossScaling, AnOverflowHalvesTheScaleOnAllRanksAndCountsAsNoUpdate) {
-    const LossScaling how{.initial = 65536, .dynamic = true, .window = 3, .hysteresis = 1};
-    Case without = scaled(how);
-    without.left_out = 5;
-    const Result want = run_scaled(3, without);
-    for (const int stage : {0, 1, 2, 3}) {
-        Case c = scaled(how, stage);
-        c.bad_step = 5;
-        const Result got = run_scaled(3, c);
+    Layout how = scaled(data_ranks(3), {.initial = 65536, .dynamic = true, .window = 3, .hysteresis = 1});
+    Layout without = how;
+    without.omitted = 5, how.bad_step = 5;
+    const Outcome want = train(without);
+    expect_rows(kStages, how, [&](const Outcome& got) {
         // Doubled after step 3, halved after step 5, the count of good steps begins again: doubled after step 8.
         EXPECT_EQ(got.scales,
-                  (std::vector<float>{65536, 65536, 131072, 131072, 65536, 65536, 65536, 131072, 131072, 131072}))
-            << "stage " << stage;
+                  (std::vector<float>{65536, 65536, 131072, 131072, 65536, 65536, 65536, 131072, 131072, 131072}));
         EXPECT_EQ(got.updates, 9);
-        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
-    }
-}
-
-Case fp16(int stage, LossScaling how) {
-    Case c = scaled(how, stage);
-    c.zero.param_dtype = DType::f16;
-    return c;
+        EXPECT_EQ(got.weights, want.weights);
+        EXPECT_EQ(got.unequal, 0);
+    });
 }
 
 TEST(LossScaling, Fp16StagesAgree) {
-    const LossScaling how{.initial = 65536, .dynamic = true, .window = 4};
-    Case base = fp16(0, how);
+    Layout base = scaled(with(data_ranks(3), "--dtype fp16"), {.initial = 65536, .dynamic = true, .window = 4});
     base.bad_step = 3;
-    const Result want = run_scaled(3, base);
+    const Outcome want = train(base);
     EXPECT_EQ(want.updates, 9);
-    for (int stage = 1; stage <= 3; ++stage) {
-        Case c = fp16(stage, how);
-        c.bad_step = 3;
-        if (stage == 3) c.recompute = Recompute::block;
-        const Result got = run_scaled(3, c);
-        EXPECT_TRUE(got.weights == want.weights) << "stage " << stage;
-        EXPECT_EQ(got.scales, want.scales);
-    }
+    expect_rows({"--zero 1", "--zero 2", "--zero 3 --recompute block"}, base, has_the_bits_of(want));
 }
 
 // With a loss times 2^-22 every gradient is below half of fp16's smallest number, 2^-24: unscaled they are all zero and
 // nothing is learnt. Scaled, the norm is fp32's (Fp16GradientsAreNearFp32s has the tolerance).
 TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
-    Case stalls = fp16(0, {.initial = 1}), learns = fp16(0, {.initial = 0x1p26f}), fp32;
-    stalls.loss_factor = learns.loss_factor = fp32.loss_factor = 0x1p-22f;
-    const Result stalled = run_scaled(1, stalls), learnt = run_scaled(1, learns), want = run_scaled(1, fp32);
-    EXPECT_EQ(stalled.norms, std::vector<float>(10, 0.0f));
-    EXPECT_GT(want.norms[0], 0x1p-26f);
-    EXPECT_NEAR(learnt.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
+    Layout fp32 = data_ranks(1);
+    fp32.loss_factor = 0x1p-22f;
+    const Layout fp16 = with(fp32, "--dtype fp16");
+    const Outcome want = train(fp32), stalled = train(scaled(fp16, {.initial = 1})),
+                  learnt = train(scaled(fp16, {.initial = 0x1p26f}));
+    EXPECT_EQ(stalled.norms[0], std::vector<float>(10, 0.0f));
+    EXPECT_GT(want.norms[0][0], 0x1p-26f);
+    EXPECT_NEAR(learnt.norms[0][0], want.norms[0][0], 0x1p-7 * want.norms[0][0]);
     EXPECT_NE(learnt.weights, stalled.weights);
 }
 
@@ -190,8 +154,9 @@ TEST(LossScaling, GradientsTooSmallForFp16SurviveOnlyScaled) {
 // through three layers, independent of each other; the norm averages thousands of elements. 2^-7 is 16 roundings in a
 // row in the same direction.
 TEST(LossScaling, Fp16GradientsAreNearFp32s) {
-    const Result want = run_scaled(1, Case{}), got = run_scaled(1, fp16(0, {.initial = 65536, .dynamic = true}));
-    EXPECT_NEAR(got.norms[0], want.norms[0], 0x1p-7 * want.norms[0]);
+    const Outcome want = train(data_ranks(1)),
+                  got = train(scaled(with(data_ranks(1), "--dtype fp16"), {.initial = 16384, .dynamic = true}));
+    EXPECT_NEAR(got.norms[0][0], want.norms[0][0], 0x1p-7 * want.norms[0][0]);
     EXPECT_EQ(got.updates, 10);
 }
 

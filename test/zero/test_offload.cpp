@@ -6,178 +6,105 @@
 #include <string>
 #include <vector>
 
-#include "comm/loopback.h"
 #include "kernels/adamw.h"
 #include "kernels/runtime/host_streams.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
-
-Result run_offloaded(int ranks, const Case& how, const MeshOptions& mesh_how = {}) {
-    std::vector<Result> results(static_cast<size_t>(ranks));
-    LoopbackHub hub(ranks);
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, mesh_how);
-        results[size_t(rank)] = zero_case::train(mesh, how);
-    });
-    for (const Result& r : results)
-        EXPECT_TRUE(r.weights == results[0].weights && r.updates == results[0].updates) << "ranks disagree";
-    return results[0];
-}
-
-// The norm of a skipped step is no number, so norms are not compared with ==.
-bool same(const Result& a, const Result& b) { return a.weights == b.weights && a.updates == b.updates; }
+using namespace layout_runs;
 
 // 6 clipped steps of two micro-batches, of which the fourth is skipped. Tiles are small enough that a unit takes many.
-Case base(int stage, DType param = DType::f32, DType master = DType::f32, DType adam = DType::f32) {
-    Case c;
-    c.zero.stage = stage;
-    c.zero.param_dtype = param;
-    c.zero.master_dtype = master;
-    c.zero.adam_dtype = adam;
-    c.zero.offload_tile = 256;
-    c.micro_batches = 2;
-    c.bad_step = 4;
-    c.steps = 6;
-    return c;
+Layout base(int ranks, const std::string& settings, int64_t layers = 3) {
+    Layout how = with(data_ranks(ranks, toy24(false, layers)), "--micro-batches 2 --steps 6 " + settings);
+    how.zero.offload_tile = 256;
+    how.bad_step = 4;
+    return how;
 }
 
-constexpr OffloadOptimizer kWays[] = {OffloadOptimizer::stream, OffloadOptimizer::zero_copy, OffloadOptimizer::cpu};
+void expect_no_change(const Rows& rows, const Layout& plain) {
+    const Outcome want = train(plain);
+    EXPECT_EQ(want.updates, 5);
+    expect_rows(rows, plain, has_the_bits_of(want));
+}
+
+const Rows kWays = each({"--offload-optimizer"}, {"stream", "zero-copy", "cpu"});
 
 // On the CPU, whose AdamW `cpu` uses too, all ways give the same bits.
 TEST(Offload, TheOptimizerOnTheHostChangesNoBit) {
-    const struct {
-        DType param, master, adam;
-    } types[] = {{DType::f32, DType::f32, DType::f32},
-                 {DType::bf16, DType::f32, DType::f32},
-                 {DType::bf16, DType::bf16, DType::bf16}};
-    for (const auto& [param, master, adam] : types)
-        for (const int stage : {0, 2, 3}) {
-            const Case plain = base(stage, param, master, adam);
-            const Result want = run_offloaded(3, plain);
-            EXPECT_EQ(want.updates, 5);
-            for (const OffloadOptimizer way : kWays) {
-                Case c = plain;
-                c.zero.offload_optimizer = way;
-                EXPECT_TRUE(same(run_offloaded(3, c), want))
-                    << name_of(way) << ", stage " << stage << ", " << name_of(param) << ", " << name_of(master);
-            }
-        }
+    for (const std::string& settings :
+         each({"--zero 0", "--zero 2", "--zero 3"},
+              {"", "--dtype bf16", "--dtype bf16 --master-dtype bf16 --adam-dtype bf16"})) {
+        SCOPED_TRACE(settings);
+        expect_no_change(kWays, base(3, settings));
+    }
 }
 
 // Muon's matrices are orthogonalised on the device: their state comes in tiles, also where the host updates the rest.
 TEST(Offload, MuonsStateOnTheHostChangesNoBit) {
-    for (const DType param : {DType::f32, DType::bf16})
-        for (const int stage : {0, 1, 3}) {
-            Case plain = base(stage, param);
-            plain.zero.muon.on = true, plain.zero.muon.beta2 = 0.9f, plain.zero.ema = 0.75;
-            const Result want = run_offloaded(3, plain);
-            EXPECT_EQ(want.updates, 5);
-            for (const OffloadOptimizer way : kWays)
-                for (const bool all : {false, true}) {
-                    if (all && (stage < 3 || way == OffloadOptimizer::zero_copy)) continue;
-                    Case c = plain;
-                    c.zero.offload_optimizer = way;
-                    c.zero.offload_params = c.zero.offload_grads = all;
-                    EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way) << ", stage " << stage << ", " << all;
-                }
-        }
+    for (const std::string& settings : each({"--dtype fp32", "--dtype bf16"}, {"--zero 0", "--zero 1", "--zero 3"})) {
+        SCOPED_TRACE(settings);
+        Layout plain = base(3, settings);
+        plain.zero.muon.on = true, plain.zero.muon.beta2 = 0.9f, plain.zero.ema = 0.75;
+        expect_no_change(kWays, plain);
+        if (plain.zero.stage < 3) continue;
+        expect_no_change(each({"--offload-params on --offload-grads on --offload-optimizer"}, {"stream", "cpu"}),
+                         plain);
+    }
 }
 
 // And a step that is skipped leaves it, as it leaves the weights.
 TEST(Offload, TheAverageOfTheWeightsChangesNoBit) {
-    for (const DType param : {DType::f32, DType::bf16}) {
-        Case plain = base(0, param);
-        const std::vector<float> weights = run_offloaded(3, plain).weights;
+    const Rows stages = {"--zero 0", "--zero 1", "--zero 2 --accumulate-locally on"};  // one order of summation
+    const std::string sliced = "--zero 3 --accumulate-locally on";
+    for (const char* dtype : {"--dtype fp32", "--dtype bf16"}) {
+        SCOPED_TRACE(dtype);
+        Layout plain = base(3, dtype);
+        const Outcome without = train(plain);
         plain.zero.ema = 0.75;
-        const Result want = run_offloaded(3, plain);
-        ASSERT_EQ(want.weights.size(), 2 * weights.size());
-        EXPECT_TRUE(std::equal(weights.begin(), weights.end(), want.weights.begin() + long(weights.size())))
-            << "training does not see the average, nor that it was shown";
-        EXPECT_FALSE(std::equal(weights.begin(), weights.end(), want.weights.begin()));
-        for (const int stage : {0, 1, 2, 3})
-            for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream,
-                                               OffloadOptimizer::zero_copy, OffloadOptimizer::cpu}) {
-                Case c = base(stage, param);
-                c.zero.ema = 0.75, c.zero.accumulate_locally = stage >= 2;  // one order of summation
-                c.zero.offload_optimizer = way;
-                c.zero.offload_params = stage == 3 && way != OffloadOptimizer::none;
-                EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way) << ", stage " << stage;
-            }
+        const Outcome want = train(plain);
+        EXPECT_EQ(want.weights, without.weights) << "training does not see the average, nor that it was shown";
+        EXPECT_NE(want.averages, want.weights);
+        expect_rows(each(stages, kWays), plain, has_the_bits_of(want));
+        expect_rows(stages, plain, has_the_bits_of(want));
+        expect_rows({sliced}, plain, has_the_bits_of(want));
+        expect_rows(each({sliced + " --offload-params on"}, kWays), plain, has_the_bits_of(want));
     }
 }
 
 TEST(Offload, ParametersAndGradientsOnTheHostChangeNoBit) {
-    for (const int ranks : {1, 3})
-        for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream, OffloadOptimizer::cpu}) {
-            const Case plain = base(3, DType::bf16);
-            const Result want = run_offloaded(ranks, plain);
-            for (const int what : {1, 2, 3}) {
-                Case c = plain;
-                c.zero.offload_optimizer = way;
-                c.zero.offload_params = what & 1, c.zero.offload_grads = what & 2;
-                EXPECT_TRUE(same(run_offloaded(ranks, c), want)) << ranks << " ranks, " << name_of(way) << ", " << what;
-            }
-        }
+    const Rows params_and_grads = {"--offload-params on", "--offload-grads on",
+                                   "--offload-params on --offload-grads on"},
+               ways = each({"--offload-optimizer"}, {"none", "stream", "cpu"});
+    for (const int ranks : {1, 3}) expect_no_change(each(ways, params_and_grads), base(ranks, "--zero 3 --dtype bf16"));
     // fp32 parameters are their own masters; replicas sum their slices before these go to the host.
-    for (const int shard : {2, 4}) {
-        MeshOptions mesh;
-        mesh.grid.shard_size = shard;
-        const Result want = run_offloaded(4, base(3), mesh);
-        Case c = base(3);
-        c.zero.offload_params = c.zero.offload_grads = true;
-        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
-        c.zero.offload_optimizer = OffloadOptimizer::stream;
-        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
-        c.zero.offload_optimizer = OffloadOptimizer::cpu;
-        EXPECT_TRUE(same(run_offloaded(4, c, mesh), want)) << "shards of " << shard;
-    }
+    for (const char* shards : {"--zero 3 --shard-size 2", "--zero 3 --shard-size 4"})
+        expect_no_change(each(ways, {params_and_grads.back()}), base(4, shards));
 }
 
 TEST(Offload, GradientsOnTheHostWithWholeParameters) {
-    const Result want = run_offloaded(3, base(2, DType::bf16));
-    Case c = base(2, DType::bf16);
-    c.zero.offload_grads = true;
-    EXPECT_TRUE(same(run_offloaded(3, c), want));
+    expect_no_change({"--offload-grads on"}, base(3, "--zero 2 --dtype bf16"));
 }
 
 // Four of five blocks go, and have two places: two of them come back.
 TEST(Offload, ActivationsOnTheHostChangeNoBit) {
-    for (const int stage : {0, 3}) {
-        Case c = base(stage);
-        c.layers = 5;
-        c.recompute = Recompute::block;
-        const Result want = run_offloaded(3, c);
-        c.offload = true;
-        EXPECT_TRUE(same(run_offloaded(3, c), want));
-        c.zero.offload_optimizer = OffloadOptimizer::stream;
-        EXPECT_TRUE(same(run_offloaded(3, c), want));
-    }
+    for (const char* stage : {"--zero 0", "--zero 3"})
+        expect_no_change({"--offload-activations on", "--offload-activations on --offload-optimizer stream"},
+                         base(3, std::string("--recompute block ") + stage, /*layers=*/5));
 }
 
 TEST(Offload, Fp8CodesAreMadeOfParametersOnTheHost) {
-    Case c;
-    c.zero.stage = 3, c.zero.param_dtype = DType::bf16, c.fp8.recipe = Fp8Recipe::tensor, c.steps = 4;
-    const Result want = run_offloaded(3, c);
-    c.zero.offload_params = true;
-    for (const OffloadOptimizer way : {OffloadOptimizer::none, OffloadOptimizer::stream, OffloadOptimizer::cpu}) {
-        c.zero.offload_optimizer = way;
-        EXPECT_TRUE(same(run_offloaded(3, c), want)) << name_of(way);
-    }
+    Layout how = data_ranks(3, toy16());
+    how.T = 16;
+    expect_same_bits(each({"--offload-params on --offload-optimizer"}, {"none", "stream", "cpu"}),
+                     with(how, "--zero 3 --dtype bf16 --fp8 tensor --steps 4"));
 }
 
 TEST(Offload, WhatStaysWholeIsRefused) {
-    Case params = base(2), grads = base(1), activations = base(0);
-    params.zero.offload_params = true;
-    grads.zero.offload_grads = true;
-    activations.offload = true;
-    EXPECT_THROW(run_offloaded(1, params), Error);
-    EXPECT_THROW(run_offloaded(1, grads), Error);
-    EXPECT_THROW(run_offloaded(1, activations), Error);
+    for (const char* settings :
+         {"--zero 2 --offload-params on", "--zero 1 --offload-grads on", "--zero 0 --offload-activations on"})
+        EXPECT_THROW(train(base(1, settings)), Error) << settings;
 }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
@@ -188,11 +115,11 @@ struct Memory {
 };
 
 // Memory of one rank, on a device beside its host.
-Memory memory(const Case& how) {
+Memory memory(const Layout& how) {
     RankContext context;
     const Device device{DeviceKind::planned, 0, &context};
     Mesh mesh(device);
-    zero_case::train(mesh, how);
+    LayoutRun(how).on(mesh);
     const MemoryLedger& l = context.memory;
     const auto on = [&](DeviceKind where, MemKind kind) { return l.peak(where, kind); };
     using enum MemKind;
@@ -202,11 +129,10 @@ Memory memory(const Case& how) {
 }
 
 TEST(Offload, TheLedgerHasTwoTilesOnTheDeviceAndTheStateOnTheHost) {
-    Case c = base(3, DType::bf16);
-    c.zero.grad_dtype = c.zero.wire_dtype = DType::bf16;
-    c.steps = 1, c.bad_step = 0;
+    Layout c = base(1, "--zero 3 --dtype bf16 --grad-dtype bf16 --wire-dtype bf16 --steps 1");
+    c.bad_step = 0;
     const Memory none = memory(c);
-    const ParamTable table(zero_case::toy(false));
+    const ParamTable table(toy24());
     int64_t elements = 0;
     for (const UnitLayout& u : table.held_units()) elements += u.padded;
     const int64_t segments = none.device_state - 12 * elements;  // where decay ends
@@ -243,9 +169,8 @@ TEST(Offload, TheLedgerHasTwoTilesOnTheDeviceAndTheStateOnTheHost) {
 }
 
 TEST(Offload, TheLedgerHasTwoResidualsOnTheDevice) {
-    Case c = base(0, DType::bf16);
-    c.recompute = Recompute::block;
-    c.steps = 1, c.bad_step = 0;
+    Layout c = base(1, "--dtype bf16 --recompute block --steps 1");
+    c.bad_step = 0;
     const Memory none = memory(c);
     c.offload = true;
     const Memory away = memory(c);

@@ -14,231 +14,149 @@
 
 #include "comm/loopback.h"
 #include "kernels/runtime/context.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
+using namespace layout_runs;
 
-Result run(int ranks, const Case& how, MeshOptions mesh_options = {}) {
-    if (ranks == 1) {
-        Mesh mesh({DeviceKind::cpu, 0}, mesh_options);
-        return zero_case::train(mesh, how);
-    }
-    LoopbackHub hub(ranks);
-    std::vector<Result> results(static_cast<size_t>(ranks));
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, mesh_options);
-        results[size_t(rank)] = zero_case::train(mesh, how);
-    });
-    for (const Result& r : results)
-        if (how.bad_step == 0)  // NaN norms equal nothing
-            EXPECT_EQ(r, results[0]) << "ranks disagree";
-        else
-            EXPECT_TRUE(r.weights == results[0].weights && r.updates == results[0].updates) << "ranks disagree";
-    return results[0];
-}
-
-Case stage(int s) {
-    Case c;
-    c.zero.stage = s;
-    return c;
-}
-
-class ZeroRanks : public testing::TestWithParam<int> {};
+class ZeroRanks : public testing::TestWithParam<int> {
+   protected:
+    const Layout base_ = data_ranks(GetParam());
+};
 
 TEST_P(ZeroRanks, AllStagesAndSchedulesGiveTheSameBits) {
-    const int ranks = GetParam();
-    const Result want = run(ranks, stage(0));
-    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(ranks, stage(s)), want) << "stage " << s;
-
-    for (int s = 0; s <= 3; ++s) {
-        Case late = stage(s);
-        late.zero.overlap = false;
-        EXPECT_EQ(run(ranks, late), want) << "no overlap, stage " << s;
-        EXPECT_EQ(run(ranks, stage(s), {.collectives = {.chunk_bytes = 512}}), want) << "small chunks, stage " << s;
-    }
-    for (int prefetch : {0, 3}) {
-        Case c = stage(3);
-        c.zero.prefetch = prefetch;
-        EXPECT_EQ(run(ranks, c), want) << "prefetch " << prefetch;
-    }
-    for (Recompute recompute : {Recompute::mlp, Recompute::block}) {
-        Case c = stage(3);
-        c.recompute = recompute;
-        EXPECT_EQ(run(ranks, c), want);
-    }
-    Case other = stage(0);
-    other.steps = 9;
-    EXPECT_NE(run(ranks, other), want);
+    const Outcome want = train(base_);
+    expect_rows(kSlicing, base_, has_the_bits_of(want));
+    expect_rows(each(kStages, {"--overlap off", "--ring-chunk 512"}), base_, has_the_bits_of(want));
+    expect_rows(each({"--zero 3"}, {"--prefetch 0", "--prefetch 3", "--recompute mlp", "--recompute block"}), base_,
+                has_the_bits_of(want));
+    EXPECT_NE(train(with(base_, "--steps 9")).weights, want.weights);
 }
 
 // Units with padding for equal slices; the loss and the logits are those of the vocabulary without it.
 TEST_P(ZeroRanks, EqualSlicesGiveTheSameBitsInEveryStage) {
-    Case base = stage(0);
-    base.vocab = zero_case::kEqualVocab;
-    base.steps = 4;
-    const Result want = run(GetParam(), base);
-    for (int s = 1; s <= 3; ++s) {
-        Case c = base;
-        c.zero.stage = s;
-        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
-        c.zero.bucket_bytes = 400'000;
-        EXPECT_EQ(run(GetParam(), c), want) << "in buckets, stage " << s;
-    }
+    expect_same_bits(each(kSlicing, {"", "--bucket-bytes 400000"}),
+                     with(data_ranks(GetParam(), toy24(false, 3, kEqualVocab)), "--steps 4"));
 }
 
 TEST_P(ZeroRanks, TiedHeadsGiveTheSameBitsInEveryStage) {
-    Case base = stage(0);
-    base.tied = true;
-    const Result want = run(GetParam(), base);
-    for (int s = 1; s <= 3; ++s) {
-        Case c = base;
-        c.zero.stage = s;
-        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
-    }
+    expect_same_bits(kSlicing, data_ranks(GetParam(), toy24(/*tied=*/true)));
 }
 
 TEST_P(ZeroRanks, DirectGivesTheSameBitsInEveryStage) {
-    const Result want = run(GetParam(), stage(0), {.algorithms = {.data = Algorithm::direct}});
-    for (int s = 1; s <= 3; ++s)
-        EXPECT_EQ(run(GetParam(), stage(s), {.algorithms = {.data = Algorithm::direct}}), want);
-    // Stages 1 and 2 then hold one copy of the parameters, which all ranks read.
-    for (int s : {0, 1, 2, 3})
-        EXPECT_EQ(run(GetParam(), stage(s), {.algorithms = {.data = Algorithm::symmetric}}), want) << "stage " << s;
+    // With symmetric, stages 1 and 2 hold one copy of the parameters, which all ranks read.
+    expect_same_bits(kSlicing, with(base_, "--collectives direct"));
+    expect_rows(each({"--collectives symmetric"}, kStages), base_,
+                has_the_bits_of(train(with(base_, "--collectives direct"))));
 }
 
-TEST_P(ZeroRanks, Bf16StagesAgree) {
-    Case base;
-    base.zero.param_dtype = base.zero.grad_dtype = DType::bf16;
-    const Result want = run(GetParam(), base);
-    for (int s = 1; s <= 3; ++s) {
-        Case c = base;
-        c.zero.stage = s;
-        EXPECT_EQ(run(GetParam(), c), want) << "stage " << s;
-    }
-}
+TEST_P(ZeroRanks, Bf16StagesAgree) { expect_same_bits(kSlicing, with(base_, "--dtype bf16 --grad-dtype bf16")); }
 
 // Stage 1 sums in fp32 and rounds to the wire's type on the way; where that rounds all values first, stages 2 and 3
 // have the blocks' gradients in that type. Heads, in several chunks of logits, and tied units are added in fp32.
 TEST_P(ZeroRanks, GradientsInTheWiresTypeGiveTheBitsOfThoseThatAreRoundedOnTheWay) {
-    for (const Algorithm algorithm : {Algorithm::ring, Algorithm::direct, Algorithm::symmetric})
+    for (const char* algorithm : {"ring", "direct", "symmetric"})
         for (const bool tied : {false, true}) {
-            Case base = stage(1);
-            base.tied = tied;
-            base.zero.param_dtype = base.zero.wire_dtype = DType::bf16;
-            const MeshOptions mesh{.algorithms = {.data = algorithm}};
-            const Result want = run(GetParam(), base, mesh);
-            for (const int s : {2, 3}) {
-                base.zero.stage = s;
-                EXPECT_EQ(run(GetParam(), base, mesh), want) << name_of(algorithm) << ", stage " << s;
-            }
+            const std::string settings =
+                std::string("--zero 1 --dtype bf16 --wire-dtype bf16 --collectives ") + algorithm;
+            expect_same_bits({"--zero 2", "--zero 3"}, with(data_ranks(GetParam(), toy24(tied)), settings));
         }
 }
 
 TEST(Zero, WhereAllValuesAreRoundedFirstGradientsOfBlocksTakeHalfTheMemory) {
-    const std::vector<UnitLayout> units = unit_layouts(ParamTable(zero_case::toy(false), {.sharers = 3}));
+    const std::vector<UnitLayout> units = unit_layouts(ParamTable(toy24(), {.sharers = 3}));
     const int64_t block = units[1].padded, end = std::max(units.front().padded, units.back().padded);
     const auto pool = [](int64_t b, int64_t e) { return std::min(2 * b + e, 2 * std::max(b, e)); };  // bytes
-    const auto gathered = [](Algorithm algorithm) {
-        Case c = stage(2);
-        c.zero.param_dtype = c.zero.wire_dtype = DType::bf16;
-        c.steps = 1;
+    const auto gathered = [](const char* collectives) {
         LoopbackHub hub(3);
-        hub.run([&](int rank) {
-            Mesh mesh(hub, rank, {.algorithms = {.data = algorithm}});
-            zero_case::train(mesh, c);
-        });
+        train(with(data_ranks(3), std::string("--zero 2 --dtype bf16 --wire-dtype bf16 --steps 1 ") + collectives),
+              hub);
         return hub.device(0).context->memory.peak(DeviceKind::cpu, MemKind::gathered);
     };
-    EXPECT_EQ(gathered(Algorithm::ring) - gathered(Algorithm::direct),
+    EXPECT_EQ(gathered("--collectives ring") - gathered("--collectives direct"),
               pool(4 * block, 4 * end) - pool(2 * block, 4 * end));
 }
 
 // A bucket changes which collective carries a gradient, not who owns it: no bit of any stage. In bytes: less than a
 // block, two blocks (11 KiB each), all units.
 TEST_P(ZeroRanks, BucketsOfAnySizeGiveTheSameBits) {
-    const auto bits = [&](Case base, const MeshOptions& mesh, std::initializer_list<int64_t> buckets) {
-        for (int s = mesh.grid.shard_size > 0; s <= 3; ++s) {
-            base.zero.stage = s;
-            base.zero.bucket_bytes = 0;
-            const Result want = run(GetParam(), base, mesh);
-            for (const int64_t bytes : buckets) {
-                base.zero.bucket_bytes = bytes;
-                EXPECT_EQ(run(GetParam(), base, mesh), want) << "stage " << s << ", buckets of " << bytes << " bytes";
-            }
-        }
+    struct Case {
+        const char* settings;
+        Rows stages;
+        Rows buckets;
+        int ranks = 0;  // 0: any
     };
-    Case one;
-    one.steps = 3;
-    bits(one, {}, {1000, 30000, 1 << 20});
-    one.micro_batches = 2;
-    bits(one, {}, {30000, 1 << 20});
-    one.zero.accumulate_locally = true, one.zero.overlap = false;
-    bits(one, {.algorithms = {.data = Algorithm::direct}}, {1 << 20});
-    one.zero.accumulate_locally = false, one.zero.param_dtype = one.zero.grad_dtype = DType::bf16;
-    bits(one, {.algorithms = {.data = Algorithm::symmetric}}, {15000});
-    if (GetParam() != 4) return;
-    bits(one, {.algorithms = {.data = Algorithm::hier}, .ranks_per_node = 2}, {15000});
-    bits(one, {.grid = {.shard_size = 2}}, {15000});
+    for (const Case& c :
+         {Case{"", kStages, {"1000", "30000", "1048576"}}, Case{"--micro-batches 2", kStages, {"30000", "1048576"}},
+          Case{"--micro-batches 2 --accumulate-locally on --overlap off --collectives direct", kStages, {"1048576"}},
+          Case{"--micro-batches 2 --overlap off --dtype bf16 --grad-dtype bf16 --collectives symmetric",
+               kStages,
+               {"15000"}},
+          Case{"--micro-batches 2 --overlap off --dtype bf16 --grad-dtype bf16 --collectives hier --ranks-per-node 2",
+               kStages,
+               {"15000"},
+               4},
+          Case{"--micro-batches 2 --overlap off --dtype bf16 --grad-dtype bf16 --shard-size 2",
+               kSlicing,
+               {"15000"},
+               4}}) {
+        if (c.ranks > 0 && c.ranks != GetParam()) continue;
+        SCOPED_TRACE(c.settings);
+        for (const std::string& stage : c.stages) {
+            SCOPED_TRACE(stage);
+            expect_same_bits(each({"--bucket-bytes"}, c.buckets), with(base_, c.settings + (" --steps 3 " + stage)));
+        }
+    }
 }
 
 // Compute stands still from before each collective begins until it is done, so no part of it can lie outside.
 TEST(Zero, WithoutOverlapNothingIsHidden) {
-    for (int s = 0; s <= 3; ++s) {
-        Case c = stage(s);
-        c.steps = 2, c.zero.overlap = false;
+    for (const std::string& stage : kStages) {
+        SCOPED_TRACE(stage);
+        const Layout how = with(data_ranks(3), stage + " --overlap off --steps 2");
+        LayoutRun run(how);
         LoopbackHub hub(3);
         hub.run([&](int rank) {
             CommMeter meter;
             Mesh mesh(hub, rank, {.collectives = {.meter = &meter}});
-            zero_case::train(mesh, c);
+            run.on(mesh);
             const CommTotals totals = meter.take();
-            EXPECT_GT(totals.busy_s, 0) << "stage " << s;
-            EXPECT_EQ(totals.overlap_efficiency(), 0) << "stage " << s;
-            EXPECT_GE(totals.exposed_s, totals.busy_s) << "stage " << s;
+            EXPECT_GT(totals.busy_s, 0);
+            EXPECT_EQ(totals.overlap_efficiency(), 0);
+            EXPECT_GE(totals.exposed_s, totals.busy_s);
         });
     }
 }
 
 // One collective for a step's five units, with the bytes of five.
 TEST(Zero, ABucketIsOneCollective) {
-    for (int s = 0; s <= 2; ++s) {
-        Case c = stage(s);
-        c.steps = 2;
-        std::vector<int64_t> bytes[2];
+    for (int s = 0; s <= 2; ++s)
         for (const int64_t bucket : {0, 1 << 20}) {
+            Layout how = data_ranks(3);
             CommMeter meter;
-            c.zero.bucket_bytes = bucket;
-            bytes[bucket > 0].resize(3);
-            c.bytes_sent = &bytes[bucket > 0];
-            run(3, c, {.collectives = {.meter = &meter}});
+            how.steps = 2, how.zero.stage = s, how.zero.bucket_bytes = bucket, how.meter = &meter;
+            const Outcome got = train(how);
+            EXPECT_EQ(got.sent, got.expected) << "stage " << s;
             const int64_t calls = meter.take().ops[s == 0 ? "all_reduce" : "reduce_scatter"].calls;
             EXPECT_EQ(calls, 3 * 2 * (bucket > 0 ? 1 : 5)) << "stage " << s << ", bucket of " << bucket;
         }
-        EXPECT_EQ(bytes[0], bytes[1]) << "stage " << s;
-    }
 }
 
 // The stochastic rounding of bf16 masters and moments depends only on seed, step and logical offset.
 TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
-    Case base;
+    Layout base = base_;
     base.zero.adam_dtype = DType::bf16;
     base.zero.rounding_seed = 7;
     for (DType master : {DType::f32, DType::bf16}) {
-        base.zero.master_dtype = master;
-        if (master == DType::bf16) base.zero.param_dtype = base.zero.grad_dtype = DType::bf16;
-        const Result want = run(GetParam(), base);
-        for (int s = 1; s <= 3; ++s) {
-            Case c = base;
-            c.zero.stage = s;
-            EXPECT_EQ(run(GetParam(), c), want) << "stage " << s << ", " << name_of(master) << " masters";
-        }
-        Case other = base;
+        SCOPED_TRACE(name_of(master));
+        base.zero.master_dtype = base.zero.param_dtype = base.zero.grad_dtype = master;
+        const Outcome want = train(base);
+        expect_rows(kSlicing, base, has_the_bits_of(want));
+        Layout other = base;
         other.zero.rounding_seed = 8;
-        EXPECT_NE(run(GetParam(), other), want) << name_of(master) << " masters";
+        EXPECT_NE(train(other).weights, want.weights);
     }
 }
 
@@ -246,44 +164,28 @@ TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
 // had not been, its bias correction included.
 TEST_P(ZeroRanks, ASkippedUpdateIsAsIfItHadNotBeen) {
     for (const int bad : {1, 4}) {
-        Case without = stage(0);
-        without.left_out = bad;
-        const Result want = run(GetParam(), without);
+        Layout without = base_, skips = base_;
+        without.omitted = bad, skips.bad_step = bad;
+        const Outcome want = train(without);
         EXPECT_EQ(want.updates, 9);
-        for (int s = 0; s <= 3; ++s) {
-            Case c = stage(s);
-            c.bad_step = bad;
-            Result got = run(GetParam(), c);
-            ASSERT_EQ(got.norms.size(), 10u);
-            EXPECT_TRUE(std::isnan(got.norms[size_t(bad - 1)]));
-            got.norms.erase(got.norms.begin() + bad - 1);
-            EXPECT_EQ(got, want) << "stage " << s << ", step " << bad;
-        }
+        expect_rows(kStages, skips, [&](Outcome got) {
+            for (auto& norms : got.norms) {
+                ASSERT_EQ(norms.size(), 10u);
+                EXPECT_TRUE(std::isnan(norms[size_t(bad - 1)]));
+                norms.erase(norms.begin() + bad - 1);
+            }
+            EXPECT_EQ(got.norms, want.norms);
+            EXPECT_EQ(got.weights, want.weights);
+            EXPECT_EQ(got.updates, want.updates);
+            EXPECT_EQ(got.unequal, 0);
+        });
     }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, ZeroRanks, testing::Values(3, 4));
 
 TEST(Zero, AccumulatedLocallyAllStagesGiveTheSameBits) {
-    Case base = stage(0);
-    base.micro_batches = 3;
-    const Result want = run(3, base);
-    for (int s = 1; s <= 3; ++s) {
-        Case c = base;
-        c.zero.stage = s;
-        c.zero.accumulate_locally = true;
-        EXPECT_EQ(run(3, c), want) << "stage " << s;
-    }
-}
-
-// Relative to the largest weight.
-double distance(const Result& a, const Result& b) {
-    double worst = 0, scale = 0;
-    for (size_t i = 0; i < a.weights.size(); ++i) {
-        worst = std::max(worst, std::abs(double(a.weights[i]) - b.weights[i]));
-        scale = std::max(scale, std::abs(double(a.weights[i])));
-    }
-    return worst / scale;
+    expect_same_bits(each(kSlicing, {"--accumulate-locally on"}), with(data_ranks(3), "--micro-batches 3"));
 }
 
 // Another order of summation changes a gradient element by a few units of 2^-24 of its largest term. AdamW divides by
@@ -293,65 +195,53 @@ double distance(const Result& a, const Result& b) {
 // steps stay below 1e-5 of weights of order 0.1 with a factor of 10 to spare.
 constexpr double kOtherOrder = 1e-4;
 
-Case steady(int s) {
-    Case c = stage(s);
-    c.clip = 0;
-    return c;
+// Norms, and weights by the largest.
+Promise differs_by_rounding_from(const Outcome& want) {
+    return [want](const Outcome& got) {
+        for (size_t i = 0; i < want.norms[0].size(); ++i)
+            EXPECT_NEAR(got.norms[0][i], want.norms[0][i], kOtherOrder * want.norms[0][i]);
+        double worst = 0, scale = 0;
+        for (size_t t = 0; t < want.weights.size(); ++t)
+            for (size_t i = 0; i < want.weights[t].size(); ++i) {
+                worst = std::max(worst, std::abs(double(got.weights[t][i]) - want.weights[t][i]));
+                scale = std::max(scale, std::abs(double(want.weights[t][i])));
+            }
+        EXPECT_LT(worst / scale, 10 * kOtherOrder);
+        EXPECT_EQ(got.unequal, 0) << "ranks disagree";
+    };
+}
+
+Layout steady(int ranks) {
+    Layout how = data_ranks(ranks);
+    how.clip = 0;
+    return how;
 }
 
 TEST(Zero, ReducingEveryMicroBatchDiffersOnlyByRounding) {
-    Case base = steady(0);
-    base.micro_batches = 3;
-    const Result want = run(3, base);
-    for (int s = 2; s <= 3; ++s) {
-        Case c = base;
-        c.zero.stage = s;
-        const Result got = run(3, c);
-        for (size_t i = 0; i < want.norms.size(); ++i)
-            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
-        EXPECT_LT(distance(got, want), 10 * kOtherOrder);
-    }
+    const Layout base = with(steady(3), "--micro-batches 3");
+    expect_rows({"--zero 2", "--zero 3"}, base, differs_by_rounding_from(train(base)));
 }
 
 TEST(Zero, ManyRanksEqualOneWithTheSameGlobalBatch) {
-    Case one = steady(0);
-    one.B = 12;
-    const Result want = run(1, one);
-    for (int ranks : {2, 3, 4})
-        for (int s : {0, 3}) {
-            Case c = steady(s);
-            c.B = 12 / ranks;
-            const Result got = run(ranks, c);
-            for (size_t i = 0; i < want.norms.size(); ++i)
-                EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
-            EXPECT_LT(distance(got, want), 10 * kOtherOrder) << ranks << " ranks, stage " << s;
-        }
+    const Layout one = with(steady(1), "--batch 12");
+    expect_rows(each(each({"--dp"}, {"2", "3", "4"}), {"--zero 0", "--zero 3"}), one,
+                differs_by_rounding_from(train(one)));
 }
 
 TEST(Zero, HybridShardingDiffersOnlyByRounding) {
-    const Result want = run(4, steady(0));
-    for (int s = 1; s <= 3; ++s) {
-        const Result got = run(4, steady(s), {.grid = {.shard_size = 2}});
-        for (size_t i = 0; i < want.norms.size(); ++i)
-            EXPECT_NEAR(got.norms[i], want.norms[i], kOtherOrder * want.norms[i]);
-        EXPECT_LT(distance(got, want), 10 * kOtherOrder) << "stage " << s;
-        Case accumulated = steady(s);
-        accumulated.micro_batches = 2;
-        run(4, accumulated, {.grid = {.shard_size = 2}});  // ranks agree
-    }
+    const Rows hybrid = each(kSlicing, {"--shard-size 2"});
+    expect_rows(hybrid, steady(4), differs_by_rounding_from(train(steady(4))));
+    expect_rows(hybrid, with(steady(4), "--micro-batches 2"), [](const Outcome& got) { EXPECT_EQ(got.unequal, 0); });
 }
 
-TEST(Zero, OneRankRunsEveryStageWithTheSameBits) {
-    const Result want = run(1, stage(0));
-    for (int s = 1; s <= 3; ++s) EXPECT_EQ(run(1, stage(s)), want) << "stage " << s;
-}
+TEST(Zero, OneRankRunsEveryStageWithTheSameBits) { expect_same_bits(kSlicing, data_ranks(1)); }
 
 // ---- memory ---------------------------------------------------------------------------------------------------------
 
 // The ZeRO paper's table 1 (K = 12) with gradients of 2 bytes, and the same with 4: the mean of the ranks' ledgers.
 // Each ledger counts its own rank: whole units, or that rank's slices, to the byte.
 TEST(Zero, BytesPerParameterAreThePapers) {
-    ModelConfig c = zero_case::toy(false);
+    ModelConfig c = toy24();
     c.dim = 128, c.heads = 4, c.kv_heads = 2, c.head_dim = 32, c.ffn = 512, c.vocab = 512;
     c.resolve();
     const ParamTable table(c);
@@ -419,7 +309,7 @@ struct Updated {
 };
 Updated update_stages(const std::vector<std::vector<int>>& stages, int data, const ZeroOptions& options,
                       int64_t vocab = 37) {
-    const ModelConfig config = zero_case::toy(false, 3, vocab);
+    const ModelConfig config = toy24(false, 3, vocab);
     const int64_t size = ParamTable(config).size();
     const auto gradient = [](int64_t i, int rank, int step) {
         const uint64_t x =
@@ -486,29 +376,22 @@ TEST(Zero, StagesOfAPipelineUpdateToTheSameBits) {
             EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options), want) << "both ends on one rank, ZeRO " << s;
         }
         options.stage = 0;
-        const Updated equal = update_stages({{0, 1, 2, 3, 4}}, 3, options, zero_case::kEqualVocab);
+        const Updated equal = update_stages({{0, 1, 2, 3, 4}}, 3, options, kEqualVocab);
         for (const int s : {0, 3}) {
             options.stage = s;
-            EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options, zero_case::kEqualVocab), equal)
+            EXPECT_EQ(update_stages({{0, 4}, {1, 3}, {2}}, 3, options, kEqualVocab), equal)
                 << "equal slices, ZeRO " << s;
         }
     }
 }
 
 TEST(Zero, Bf16MastersBeginAsTheRoundedFp32Ones) {
-    Case c;
-    c.zero.param_dtype = c.zero.grad_dtype = DType::bf16;
-    c.steps = 0;
-    const Result want = run(3, c);
-    c.zero.master_dtype = DType::bf16;
-    EXPECT_EQ(run(3, c), want);
+    expect_same_bits({"--master-dtype bf16"}, with(data_ranks(3), "--dtype bf16 --grad-dtype bf16 --steps 0"));
 }
 
 TEST(Zero, NarrowMastersNeedParametersOfTheirType) {
-    Case c;
-    c.zero.master_dtype = DType::bf16;
     try {
-        run(1, c);
+        train(with(data_ranks(1), "--master-dtype bf16"));
         FAIL();
     } catch (const Error& e) {
         EXPECT_NE(std::string(e.what()).find("nearest: master_dtype fp32"), std::string::npos) << e.what();

@@ -8,13 +8,12 @@
 
 #include "comm/loopback.h"
 #include "kernels/gemm/gemm.h"
-#include "test/zero/zero_case.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
-using zero_case::Case;
-using zero_case::Result;
+using namespace layout_runs;
 
 struct Taken {
     std::array<int64_t, int(MemKind::count_)> peak{};  // by kind
@@ -34,91 +33,62 @@ Taken taken(Device device, const Mesh& mesh) {
     return t;
 }
 
-std::vector<Taken> train(LoopbackHub& hub, const Case& how, const MeshOptions& options, std::vector<Result>* results) {
+std::vector<Taken> taken(LoopbackHub& hub, const Layout& how, Outcome* outcome = nullptr) {
     std::vector<Taken> out(static_cast<size_t>(hub.size()));
-    if (results) results->resize(out.size());
-    hub.run([&](int rank) {
-        Mesh mesh(hub, rank, options);
-        const Result result = zero_case::train(mesh, how);
-        if (results) (*results)[size_t(rank)] = result;
-        out[size_t(rank)] = taken(hub.device(rank), mesh);
-    });
+    Outcome got = train(how, hub, [&](int rank, Mesh& mesh) { out[size_t(rank)] = taken(hub.device(rank), mesh); });
+    if (outcome) *outcome = std::move(got);
     return out;
 }
 
-struct Setting {
-    Case how;
-    int ranks;
-    MeshOptions mesh = {};
-    std::string text() const {
-        return format("%d ranks, shards of %d, ZeRO-%d, %s, %s, recompute %d, %lld micro-batches%s%s", ranks,
-                      mesh.grid.shard_size, how.zero.stage, name_of(how.zero.param_dtype), name_of(how.zero.grad_dtype),
-                      int(how.recompute), (long long)how.micro_batches, how.zero.overlap ? "" : ", no overlap",
-                      how.tied ? ", tied" : "");
-    }
-};
-
-std::vector<Setting> settings() {
-    std::vector<Setting> all;
-    for (const int ranks : {1, 3, 4})
-        for (int stage = 0; stage <= 3; ++stage)
-            for (const DType dtype : {DType::f32, DType::bf16})
-                for (const Recompute recompute : {Recompute::none, Recompute::mlp, Recompute::block}) {
-                    Case how;
-                    how.recompute = recompute;
-                    how.steps = 2;
-                    how.zero.stage = stage;
-                    how.zero.param_dtype = dtype;
-                    // The other settings take turns.
-                    const size_t i = all.size();
-                    how.zero.grad_dtype = i % 2 ? dtype : DType::f32;
-                    how.zero.wire_dtype = how.zero.grad_dtype;
-                    how.zero.prefetch = int(i % 3);
-                    how.zero.overlap = i % 5 != 0;
-                    how.zero.accumulate_locally = i % 3 == 0;
-                    how.micro_batches = 1 + int64_t(i / 2 % 2);
-                    how.tied = i % 7 == 0;
-                    Setting s{how, ranks};
-                    if (ranks == 4 && stage > 0 && i % 2) s.mesh.grid.shard_size = 2;
-                    all.push_back(s);
-                }
-    return all;
-}
+const PlannedLink kLink = even_link(1000, 1'000'000'000);
 
 TEST(ZeroPlanned, ExecutedOpsGiveTheCpusWeights) {
     for (const int ranks : {1, 3})
-        for (int stage = 0; stage <= 3; ++stage) {
-            SCOPED_TRACE(format("%d ranks, ZeRO-%d", ranks, stage));
-            Case how;
-            how.micro_batches = 2;
-            how.steps = 3;
-            how.zero.stage = stage;
-            LoopbackHub cpu(ranks), planned(ranks, even_link(1000, 1'000'000'000));
+        for (const std::string& stage : kStages) {
+            SCOPED_TRACE(format("%d ranks, %s", ranks, stage.c_str()));
+            const Layout how = with(data_ranks(ranks), "--micro-batches 2 --steps 3 " + stage);
+            LoopbackHub cpu(ranks), planned(ranks, kLink);
             for (int r = 0; r < ranks; ++r) {
                 planned.device(r).context->planned.executes = true;
                 planned.device(r).context->one_memory = true;
             }
-            std::vector<Result> want, got;
-            const std::vector<Taken> a = train(cpu, how, {}, &want), b = train(planned, how, {}, &got);
-            EXPECT_EQ(got, want);
+            Outcome want, got;
+            const std::vector<Taken> a = taken(cpu, how, &want), b = taken(planned, how, &got);
+            expect_the_bits(got, want);
             EXPECT_EQ(b, a);
         }
 }
 
+// 72 layouts: ranks, stages, types and recomputation, each with each; the other settings take turns.
+Layout layout(size_t i) {
+    const int ranks = std::array{1, 3, 4}[i / 24], stage = int(i / 6 % 4);
+    const char* dtype = i / 3 % 2 ? "bf16" : "fp32";
+    const char* gradients = i % 2 ? dtype : "fp32";
+    const Recompute recompute = std::array{Recompute::none, Recompute::mlp, Recompute::block}[i % 3];
+    Layout how = data_ranks(ranks, toy24(/*tied=*/i % 7 == 0));
+    how.steps = 2;
+    how.recompute = recompute;
+    how.micro_batches = 1 + int64_t(i / 2 % 2);
+    how.shard_size = ranks == 4 && stage > 0 && i % 2 ? 2 : 0;
+    how.zero = {.stage = stage, .prefetch = int(i % 3), .overlap = i % 5 != 0, .accumulate_locally = i % 3 == 0};
+    return with(how, format("--dtype %s --grad-dtype %s --wire-dtype %s", dtype, gradients, gradients));
+}
+
 TEST(ZeroPlanned, TakesTheCpusMemoryToTheByte) {
-    for (const Setting& s : settings()) {
-        SCOPED_TRACE(s.text());
-        LoopbackHub cpu(s.ranks), planned(s.ranks, even_link(1000, 1'000'000'000));
-        for (int r = 0; r < s.ranks; ++r) planned.device(r).context->one_memory = true;
-        const std::vector<Taken> want = train(cpu, s.how, s.mesh, nullptr),
-                                 got = train(planned, s.how, s.mesh, nullptr);
-        EXPECT_EQ(got, want);
-        for (int r = 0; r < s.ranks; ++r) {
+    for (size_t i = 0; i < 72; ++i) {
+        const Layout how = layout(i);
+        SCOPED_TRACE(format("layout %zu: %d ranks, shards of %d, ZeRO-%d, recompute %s", i, how.dp, how.shard_size,
+                            how.zero.stage, name_of(how.recompute)));
+        LoopbackHub cpu(how.dp), planned(how.dp, kLink);
+        for (int r = 0; r < how.dp; ++r) planned.device(r).context->one_memory = true;
+        const std::vector<Taken> want = taken(cpu, how);
+        EXPECT_EQ(taken(planned, how), want);
+        for (int r = 0; r < how.dp; ++r) {
             RankContext context;
             context.one_memory = true;
             const Device device{DeviceKind::planned, 0, &context};
-            Mesh mesh(device, r, s.ranks, even_link(1000, 1'000'000'000), s.mesh);
-            zero_case::train(mesh, s.how);
+            Mesh mesh(device, r, how.dp, kLink, mesh_options(how));
+            LayoutRun(how).on(mesh);
             EXPECT_EQ(taken(device, mesh), want[size_t(r)]) << "rank " << r << " without the others";
         }
     }
@@ -135,14 +105,14 @@ TEST(ZeroPlanned, AStepCostsItsProducts) {
         };
         const Device device{DeviceKind::planned, 0, &context};
         Mesh mesh(device);
-        Case how;
+        Layout how = data_ranks(1);
         how.recompute = recompute;
         how.micro_batches = micro_batches;
         how.steps = 1;
-        zero_case::train(mesh, how);
+        LayoutRun(how).on(mesh);
         return context.planned.host;
     };
-    const ModelConfig c = zero_case::toy(false);
+    const ModelConfig c = toy24();
     const int64_t tokens = 2 * 11, head = c.vocab * c.dim, matrices = c.matmul_parameters(), blocks = matrices - head;
     EXPECT_EQ(ticks(Recompute::none, 1), 3 * tokens * matrices);
     EXPECT_EQ(ticks(Recompute::none, 2), 2 * 3 * tokens * matrices);

@@ -4,7 +4,6 @@
 import json
 import os
 import random
-import struct
 import subprocess
 import sys
 
@@ -13,7 +12,8 @@ import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.join(HERE, "..", "..", "..")
-sys.path[:0] = [os.path.join(HERE, ".."), ROOT]
+sys.path[:0] = [os.path.join(HERE, ".."), os.path.join(ROOT, "dev", "run"), ROOT]
+from study import write_shard  # noqa: E402
 
 # Times the error that the other program makes in the same precision, against double; and what one rounding may cost.
 FACTOR, FLOOR = 8.0, 1e-6
@@ -199,15 +199,6 @@ def smaller_models(case):
 
 
 # ---- training -------------------------------------------------------------------------------------------------------
-
-
-def write_shard(path, ids, targets=None):
-    """llm.c's shard of 16-bit ids; of ours, which has a bit for each target, if there are `targets`."""
-    with open(path, "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, len(ids), 0 if targets is None else 1, *[0] * 252) + struct.pack(f"<{len(ids)}H", *ids))
-        if targets is not None:
-            bits = [sum(int(t) << i for i, t in enumerate(targets[at:at + 8])) for at in range(0, len(targets), 8)]
-            f.write(bytes(bits))
 
 
 class Training:

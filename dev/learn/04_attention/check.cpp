@@ -1,7 +1,7 @@
 #include <vector>
 
+#include "dev/learn/heads.h"
 #include "dev/learn/lesson.h"
-#include "kernels/attention/attention.h"
 
 using namespace learn;
 
@@ -51,20 +51,7 @@ static void check_against_program(const Matrix& q, const Matrix& k, const Matrix
                                .q = fq.data(),
                                .k = fk.data(),
                                .v = fv.data(),
-                               .shape = {.B = 1,
-                                         .Tq = T,
-                                         .Tk = T,
-                                         .H = 1,
-                                         .K = 1,
-                                         .D = D,
-                                         .q_row = D,
-                                         .q_batch = T * D,
-                                         .kv_row = D,
-                                         .kv_batch = T * D,
-                                         .o_row = D,
-                                         .o_batch = T * D,
-                                         .scale = float(scale),
-                                         .dtype = rz::DType::f32}});
+                               .shape = packed(T, 1, 1, D, float(scale))});
     Matrix o(T * D, NAN);
     double my_lse[T];
     for (int t = 0; t < T; ++t) my_lse[t] = attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);

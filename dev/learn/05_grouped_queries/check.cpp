@@ -1,7 +1,7 @@
 #include <vector>
 
+#include "dev/learn/heads.h"
 #include "dev/learn/lesson.h"
-#include "kernels/attention/attention.h"
 
 using namespace learn;
 
@@ -12,23 +12,7 @@ void share_gradient(float* dk, const float* dk_of_query_heads, int H, int K, int
 constexpr int T = 24, D = 8, H = 6;
 using Values = std::vector<float>;
 
-// One batch; q, k and v are (T, heads, D).
-static rz::AttentionShape shape(int kv_heads) {
-    return {.B = 1,
-            .Tq = T,
-            .Tk = T,
-            .H = H,
-            .K = kv_heads,
-            .D = D,
-            .q_row = H * D,
-            .q_batch = T * H * D,
-            .kv_row = kv_heads * D,
-            .kv_batch = T * kv_heads * D,
-            .o_row = H * D,
-            .o_batch = T * H * D,
-            .scale = 0.35f,
-            .dtype = rz::DType::f32};
-}
+static rz::AttentionShape shape(int kv_heads) { return packed(T, H, kv_heads, D, 0.35f); }
 
 struct Pass {
     Values o, dq, dk, dv;

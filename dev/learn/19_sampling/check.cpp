@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "dev/learn/heads.h"
 #include "dev/learn/lesson.h"
-#include "kernels/attention/attention.h"
 #include "kernels/philox.h"
 #include "llama/model/generate.h"
 
@@ -34,20 +34,7 @@ static void check_cache() {
                                .q = q.data(),
                                .k = k.data(),
                                .v = v.data(),
-                               .shape = {.B = 1,
-                                         .Tq = T,
-                                         .Tk = T,
-                                         .H = 1,
-                                         .K = 1,
-                                         .D = D,
-                                         .q_row = D,
-                                         .q_batch = T * D,
-                                         .kv_row = D,
-                                         .kv_batch = T * D,
-                                         .o_row = D,
-                                         .o_batch = T * D,
-                                         .scale = 1 / std::sqrt(float(D)),
-                                         .dtype = rz::DType::f32}});
+                               .shape = packed(T, 1, 1, D, 1 / std::sqrt(float(D)))});
     Cache cache;
     std::vector<double> mine(T * D);
     for (size_t t = 0; t < T; ++t) {

@@ -13,15 +13,16 @@ import json
 import math
 import os
 import re
-import resource
 import subprocess
 import sys
+import tempfile
 import time
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.join(HERE, "../../..")
 sys.path.insert(0, f"{TOP}/dev/run")
 import student  # noqa: E402
+import study  # noqa: E402
 
 TARGET, WORST, SIGNIFICANCE = 1.70, 1.71, 0.01
 FIXED = ["--device", "cpu", "--threads", "2", "--val-every", "0", "--val-tokens", "131072", "--save-every", "0"]
@@ -34,8 +35,7 @@ RESERVED = {"data", "train-data", "val-data", "val-tokens", "seed", "init-from",
 
 
 def prepare(folder):
-    if not os.path.exists(f"{folder}/dataset.json"):
-        subprocess.run([sys.executable, "data_prep/prepare.py", *DATA, "--out", folder, "--quiet"], check=True)
+    study.prepare(folder, *DATA)
     for name, want in HASHES.items():
         with open(f"{folder}/{name}", "rb") as f:
             if hashlib.sha256(f.read()).hexdigest() != want:
@@ -53,16 +53,14 @@ def read_config():
 
 def run(program, data, seed, extra):
     """(CPU seconds, seconds, validation loss, what it printed)"""
-    environment = {**os.environ, "OMP_NUM_THREADS": "2", "OMP_WAIT_POLICY": "passive", "NO_COLOR": "1", "RINGZERO_RUNS": ""}
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    done = subprocess.run([program, "--config", f"{HERE}/record.toml", "--data", data, "--seed", str(seed), "--log-every", "100", *FIXED, *extra],
-                          capture_output=True, text=True, env=environment)
-    after, seconds = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic() - start
-    found = re.findall(r"^step (\d+) \| validation loss ([0-9.]+) nats", done.stdout, re.M)
-    if done.returncode or not found:
-        sys.exit(f"speedrun: seed {seed} ended with {done.returncode}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    cpu = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
-    return cpu, seconds, float(found[-1][1]), done.stdout
+    flags = ["--config", f"{HERE}/record.toml", "--data", data, "--seed", seed, "--log-every", 100, *FIXED, *extra]
+    with tempfile.NamedTemporaryFile("r") as log:
+        used = study.run([program, *flags], log.name, OMP_NUM_THREADS="2", NO_COLOR="1")
+        said = log.read()
+    found = re.findall(r"^step (\d+) \| validation loss ([0-9.]+) nats", said, re.M)
+    if not found:
+        sys.exit(f"speedrun: seed {seed} has no validation loss\n{said[-2000:]}")
+    return used["cpu_seconds"], used["seconds"], float(found[-1][1]), said
 
 
 def source_hash():
@@ -85,11 +83,6 @@ def identity(program, config):
     flags = config + "\n" + " ".join(FIXED)
     return (f"source {source_hash()}\nprogram {built}\nflags {hashlib.sha256(flags.encode()).hexdigest()}\n"
             + "".join(f"data {want} {name}\n" for name, want in HASHES.items()))
-
-
-def cpu_name():
-    with open("/proc/cpuinfo") as f:
-        return next((line.split(":", 1)[1].strip() for line in f if line.startswith("model name")), "unknown")
 
 
 def main():
@@ -124,13 +117,13 @@ def main():
     reached = loss <= TARGET and max(r[2] for r in runs) <= WORST
     shown = reached and p < SIGNIFICANCE
     print(f"mean loss {loss:.4f}: {'reached' if reached else f'not reached, {TARGET} is asked'}; p = {p:.4f}, {SIGNIFICANCE} is asked of a record")
-    print(f"score {score:.2f} CPU seconds, standard error {error:.2f}, on {cpu_name()}")
+    print(f"score {score:.2f} CPU seconds, standard error {error:.2f}, on {study.cpu_name()}")
     if o.record:
         if not shown or n < 5:
             sys.exit(f"speedrun: no record: the loss must be reached, with 5 seeds and p < {SIGNIFICANCE}")
         commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
         date = time.strftime("%Y-%m-%d", time.gmtime())
-        entry = {"date": date, "commit": commit, "cpu": cpu_name(), "score": round(score, 2), "standard_error": round(error, 2),
+        entry = {"date": date, "commit": commit, "cpu": study.cpu_name(), "score": round(score, 2), "standard_error": round(error, 2),
                  "mean_loss": round(loss, 4), "losses": [r[2] for r in runs], "cpu_seconds": [round(r[0], 2) for r in runs],
                  "seconds": [round(r[1], 2) for r in runs], "p": round(p, 5), "load_average": round(os.getloadavg()[0], 1),
                  "config": hashlib.sha256(config.encode()).hexdigest()[:12]}
