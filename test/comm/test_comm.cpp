@@ -23,6 +23,7 @@
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
 #include "test/kernels/cpu_device.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -171,8 +172,8 @@ TEST(Loopback, AMissingRankIsNamedAtTheDeadline) {
             stream.synchronize();
         } catch (const Error& error) {
             const std::string text = error.what();
-            EXPECT_NE(text.find("step 12"), std::string::npos) << text;
-            EXPECT_NE(text.find("all_reduce #1"), std::string::npos) << text;
+            EXPECT_TRUE(says(text, "step 12"));
+            EXPECT_TRUE(says(text, "all_reduce #1"));
             if (text.find("to rank 1") != std::string::npos || text.find("from rank 1") != std::string::npos) ++named;
         }
         EXPECT_LT(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count(), 5);
@@ -254,26 +255,22 @@ TEST(Process, OneProcessNeedsNoLibrary) {
 
 TEST(Process, OneProcessLeavesAReasonWhereItFails) {
     if (std::getenv("PMI_RANK")) GTEST_SKIP() << "started by a launcher";
-    const auto directory = std::filesystem::temp_directory_path() / ("rz-run-" + std::to_string(getpid()));
-    const ProcessOptions options{.timeout_s = 10, .run_directory = directory};
+    const TempFolder folder;
+    const ProcessOptions options{.timeout_s = 10, .run_directory = folder.path};
     EXPECT_EQ(Process(options).run([]() -> int { fail("no such file"); }), kExitError);
-    std::ifstream file(directory / "failure.txt");
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    EXPECT_NE(text.find("no such file"), std::string::npos);
+    EXPECT_TRUE(says(text_in(folder / "failure.txt"), "no such file"));
     EXPECT_EQ(Process(options).run([] { return 0; }), 0);
-    EXPECT_FALSE(std::filesystem::exists(directory / "failure.txt"));
-    std::filesystem::remove_all(directory);
+    EXPECT_FALSE(std::filesystem::exists(folder / "failure.txt"));
 }
 
 TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
-    const auto directory = std::filesystem::temp_directory_path() / ("rz-watch-" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory);
+    const TempFolder folder;
     std::string reason;
     {
         Watch::Options options;
         options.size = 2;
         options.grace_s = 0.1;
-        options.directory = directory;
+        options.directory = folder.path;
         options.on_failure = [&](const std::string& text) { reason = text; };
         Watch first(options);
         options.rank = 1;
@@ -286,23 +283,19 @@ TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
         const uint64_t seq = first.queue("reduce_scatter", "world", 0, 4096);
         first.running(seq, 1, 1);
         const std::string job = first.job_report();
-        EXPECT_NE(job.find("rank 1"), std::string::npos);
-        EXPECT_NE(job.find("verdict: a host that does not come on: rank 1 ("), std::string::npos) << job;
-        EXPECT_NE(job.find("has not issued [reduce_scatter #2 of group world (step 4, 4.00 KiB)]"), std::string::npos)
-            << job;
+        EXPECT_TRUE(says(job, "rank 1"));
+        EXPECT_TRUE(says(job, "verdict: a host that does not come on: rank 1 ("));
+        EXPECT_TRUE(says(job, "has not issued [reduce_scatter #2 of group world (step 4, 4.00 KiB)]"));
         EXPECT_THROW(first.expired("waited 1 s"), Error);
-        EXPECT_NE(reason.find("reduce_scatter #2 of group world (step 4"), std::string::npos) << reason;
+        EXPECT_TRUE(says(reason, "reduce_scatter #2 of group world (step 4"));
     }
-    std::ifstream file(directory / "failure.txt");
-    const std::string text((std::istreambuf_iterator<char>(file)), {});
-    EXPECT_NE(text.find("waited 1 s"), std::string::npos);
-    EXPECT_TRUE(std::filesystem::exists(directory / "rank1.status"));
-    std::filesystem::remove_all(directory);
+    EXPECT_TRUE(says(text_in(folder / "failure.txt"), "waited 1 s"));
+    EXPECT_TRUE(std::filesystem::exists(folder / "rank1.status"));
 }
 
 // Two hosts that have one folder in common: the first gives up, the second hears of it, and the table has both.
 TEST(Watch, RecordsOfAnotherHostAreBrought) {
-    const auto top = std::filesystem::temp_directory_path() / ("rz-hosts-" + std::to_string(getpid()));
+    const TempFolder top;
     for (const char* folder : {"a", "b", "shared"}) std::filesystem::create_directories(top / folder);
     {
         Watch::Options options;
@@ -321,54 +314,43 @@ TEST(Watch, RecordsOfAnotherHostAreBrought) {
         first.done(first.queue("all_gather", "world", 0, 1 << 20));
         first.set_step(4);
         first.running(first.queue("reduce_scatter", "world", 0, 4096), 1, 1);
-        EXPECT_NE(first.job_report().find("rank 1: cannot be seen"), std::string::npos);
+        EXPECT_TRUE(says(first.job_report(), "rank 1: cannot be seen"));
         EXPECT_THROW(first.expired("waited 1 s"), Error);
     }
-    const auto text_of = [&](const char* file) {
-        std::ifstream in(top / file);
-        return std::string(std::istreambuf_iterator<char>(in), {});
-    };
     for (const char* file : {"a/failure.txt", "shared/failure.txt"}) {
-        const std::string text = text_of(file);
-        EXPECT_NE(text.find("waited 1 s"), std::string::npos) << file << ": " << text;
+        const std::string text = text_in(top / file);
+        EXPECT_TRUE(says(text, "waited 1 s")) << file;
         const size_t table = text.find("all ranks:"), row = text.find("rank 1 (", table);
         ASSERT_NE(row, std::string::npos) << file << ": " << text;
         EXPECT_NE(text.find("step 3, issued 1 operations, 0 open", row), std::string::npos) << file << ": " << text;
-        EXPECT_NE(text.find("  rank 1: all 1 done\nverdict: a host that does not come on: rank 1 ("), std::string::npos)
-            << file << ": " << text;
+        EXPECT_TRUE(says(text, "  rank 1: all 1 done\nverdict: a host that does not come on: rank 1 (")) << file;
     }
-    EXPECT_NE(text_of("b/failure.txt").find("rank 1 of 2"), std::string::npos) << "the second did not report";
-    std::filesystem::remove_all(top);
+    EXPECT_TRUE(says(text_in(top / "b/failure.txt"), "rank 1 of 2")) << "the second did not report";
 }
 
 TEST(Watch, OperationsThatDisagreeAreNamed) {
-    const auto directory = std::filesystem::temp_directory_path() / ("rz-mismatch-" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory);
+    const TempFolder folder;
     {
         Watch::Options options;
         options.size = 2;
-        options.directory = directory;
+        options.directory = folder.path;
         Watch first(options);
         options.rank = 1;
         Watch second(options);
         first.queue("all_reduce", "world", 0, 100);
         second.queue("all_gather", "world", 0, 100);
-        EXPECT_NE(first.job_report().find("verdict: different operations: #1 of group world is [all_reduce #1"),
-                  std::string::npos)
-            << first.job_report();
+        EXPECT_TRUE(says(first.job_report(), "verdict: different operations: #1 of group world is [all_reduce #1"));
     }
-    std::filesystem::remove_all(directory);
 }
 
 // Stages of a pipeline: each issues other operations, as many as it has neighbours and micro-batches. The first one
 // stopped; the second waits for it, and the third for the second.
 TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
-    const auto directory = std::filesystem::temp_directory_path() / ("rz-stages-" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory);
+    const TempFolder folder;
     {
         Watch::Options options;
         options.size = 4;
-        options.directory = directory;
+        options.directory = folder.path;
         std::vector<std::unique_ptr<Watch>> ranks;
         for (int r = 0; r < options.size; ++r) {
             options.rank = r;
@@ -392,15 +374,13 @@ TEST(Watch, TheStageThatWaitsForNobodyIsTheOneBehind) {
         transfer(0, 1, false, true);
         transfer(1, 2, false, true);
         const std::string text = ranks[3]->job_report();
-        EXPECT_NE(text.find("verdict: a host that does not come on: rank 0 ("), std::string::npos) << text;
-        EXPECT_NE(text.find("has not issued [transfer #4 of group pp 0>1"), std::string::npos) << text;
+        EXPECT_TRUE(says(text, "verdict: a host that does not come on: rank 0 ("));
+        EXPECT_TRUE(says(text, "has not issued [transfer #4 of group pp 0>1"));
         ranks[3]->queue("transfer", "pp 2>3", 2, 128);
         ranks[2]->queue("transfer", "pp 2>3", 2, 64);
-        EXPECT_NE(ranks[0]->job_report().find("verdict: different size: rank 3 issued [transfer #2 of group pp 2>3"),
-                  std::string::npos)
-            << ranks[0]->job_report();
+        EXPECT_TRUE(
+            says(ranks[0]->job_report(), "verdict: different size: rank 3 issued [transfer #2 of group pp 2>3"));
     }
-    std::filesystem::remove_all(directory);
 }
 
 // The operation that hangs, behind it what the host has issued ahead and what others have done.
@@ -410,9 +390,7 @@ TEST(Watch, ARecordLivesUntilItsOperationIsDoneAndManyMoreAre) {
     watch.running(hangs, 1, 1);
     for (uint64_t i = 1; i < kMostOpen; ++i) watch.done(watch.queue("all_reduce", "tp", 0, 8));
     EXPECT_EQ(watch.record(hangs).state, OpState::running);
-    EXPECT_NE(watch.own_report("").find("all_gather #1 of group data (step -1, 100 B): running, hop 1, to rank 1"),
-              std::string::npos)
-        << watch.own_report("");
+    EXPECT_TRUE(says(watch.own_report(""), "all_gather #1 of group data (step -1, 100 B): running, hop 1, to rank 1"));
     watch.done(hangs);
     for (uint64_t i = 1; i < kKeptDone; ++i) watch.done(watch.queue("all_reduce", "tp", 0, 8));
     EXPECT_EQ(watch.record(hangs).state, OpState::done);
@@ -438,7 +416,8 @@ TEST(Watch, TheHostWaitsWhereTooManyOperationsAreOpen) {
 
 // Whatever stands in the file.
 TEST(Flight, ADamagedPageIsNoneAndADamagedRecordIsLeftOut) {
-    const std::string path = std::filesystem::temp_directory_path() / ("rz-flight-" + std::to_string(getpid()));
+    const TempFolder folder;
+    const std::string path = folder / "flight";
     auto page = std::make_unique<StatusPage>();
     page->magic = status_magic(), page->channels_used = 1 << 30, page->last_seq = 2;
     page->channels[0].at = kMembers - 1, page->channels[0].size = 1 << 20;
@@ -467,7 +446,6 @@ TEST(Flight, ADamagedPageIsNoneAndADamagedRecordIsLeftOut) {
     write();
     EXPECT_FALSE(read_flight(path, &flight));
     EXPECT_FALSE(read_flight(path + ".none", &flight));
-    std::filesystem::remove(path);
 }
 
 // 60 ms of communication of which compute waits for about 20.
@@ -504,11 +482,8 @@ TEST(Watch, DiskWorkHasADeadlineOfItsOwn) {
 // How a job ends for what the watchdog finds: by fault or deadline, and by the guard where the watchdog itself hangs.
 struct Watched {
     explicit Watched(std::function<void()> poll, double timeout_s = 60) {
-        std::string name = testing::TempDir() + "rz_watched_XXXXXX";  // this file runs under TSan too, at the same time
-        if (!mkdtemp(name.data())) throw Error("no folder for the reports");
-        folder = name;
         Watch::Options options;
-        options.directory = folder;
+        options.directory = folder.path;
         options.timeout_s = timeout_s;
         options.grace_s = 0;
         options.on_failure = [this](const std::string& reason) { ended.set_value("deadline: " + reason); };
@@ -518,15 +493,11 @@ struct Watched {
             if (!std::exchange(*once, true)) poll();
         });
     }
-    ~Watched() {
-        watch.reset();
-        std::filesystem::remove_all(folder);
-    }
     std::string reason() {
         auto future = ended.get_future();
         return future.wait_for(std::chrono::seconds(20)) == std::future_status::ready ? future.get() : "nothing";
     }
-    std::string folder;
+    const TempFolder folder;
     std::promise<std::string> ended;
     std::unique_ptr<Watch> watch;
 };
@@ -535,13 +506,13 @@ TEST(Watch, AFaultThatAPollFindsIsNoDeadline) {
     Watched fault([] { throw Error("cudaErrorIllegalAddress"); });
     EXPECT_EQ(fault.reason(), "fault: cudaErrorIllegalAddress");
     Watched late([] { throw DeadlineError("waited 3 s for NCCL"); });
-    EXPECT_NE(late.reason().find("deadline: rank 0 of 1"), std::string::npos);
+    EXPECT_TRUE(says(late.reason(), "deadline: rank 0 of 1"));
 }
 
 TEST(Watch, AWatchdogThatHangsIsFoundByTheGuard) {
     std::promise<void> release;
     Watched hung([held = release.get_future().share()] { held.wait(); }, 0.1);
-    EXPECT_NE(hung.reason().find("the watchdog has not moved"), std::string::npos);
+    EXPECT_TRUE(says(hung.reason(), "the watchdog has not moved"));
     release.set_value();
 }
 

@@ -17,6 +17,7 @@
 #include "comm/mesh.h"
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
+#include "test/checks.h"
 
 // In place of the library's, which is then PMPI_Finalize.
 #ifdef RZ_HAVE_MPI
@@ -124,29 +125,21 @@ struct Outcome {
     std::string reason, output;
 };
 
-std::string text_of(const std::filesystem::path& path) {
-    std::ifstream file(path);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
 Outcome run_job(const std::string& fault) {
     char self[4096] = {};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) fail("no /proc/self/exe");
-    const auto directory =
-        std::filesystem::temp_directory_path() / ("rz-fault-" + fault + "-" + std::to_string(getpid()));
-    std::filesystem::create_directories(directory);
+    const TempFolder folder;
     const std::string command = format(
         "OMP_NUM_THREADS=1 RZ_FAULT=%s RZ_RUN_DIR=%s MPIEXEC_TIMEOUT=60 mpirun -n %d %s --gtest_brief=1 "
         "--gtest_also_run_disabled_tests --gtest_filter=CommFaultRank.DISABLED_Body > %s/output 2>&1",
-        fault.c_str(), directory.c_str(), kRanks, self, directory.c_str());
+        fault.c_str(), folder.path.c_str(), kRanks, self, folder.path.c_str());
     Outcome outcome;
     const auto began = std::chrono::steady_clock::now();
     const int status = std::system(command.c_str());
     outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count();
     outcome.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    outcome.reason = text_of(directory / "failure.txt");
-    outcome.output = text_of(directory / "output");
-    std::filesystem::remove_all(directory);
+    outcome.reason = text_in(folder / "failure.txt");
+    outcome.output = text_in(folder / "output");
     return outcome;
 }
 
@@ -158,9 +151,6 @@ class CommFaults : public testing::Test {
     }
 };
 
-#define EXPECT_HAS(text, part) \
-    EXPECT_NE((text).find(part), std::string::npos) << "no '" << (part) << "' in:\n" << (text)
-
 TEST_F(CommFaults, AGoodJobLeavesNoReason) {
     const Outcome good = run_job("none");
     EXPECT_EQ(good.code, 0) << good.output;
@@ -169,52 +159,44 @@ TEST_F(CommFaults, AGoodJobLeavesNoReason) {
     EXPECT_EQ(stopped.code, kExitRequeue) << stopped.output;
 }
 
+void expect_deadline(const std::string& fault, const std::vector<std::string>& reason) {
+    const Outcome job = run_job(fault);
+    EXPECT_EQ(job.code, kExitDeadline) << job.output;
+    for (const std::string& part : reason) EXPECT_TRUE(says(job.reason, part));
+}
+
+// Every rank reports; the table names the culprit.
 TEST_F(CommFaults, AHungRankIsNamedAtTheDeadline) {
-    const Outcome job = run_job("hang");
-    EXPECT_EQ(job.code, kExitDeadline) << job.output;
-    EXPECT_HAS(job.reason, "step 4: waited");
-    EXPECT_HAS(job.reason, "all_reduce");
-    // Every rank reports; the table names the culprit.
-    for (int r = 0; r < kRanks; ++r) EXPECT_HAS(job.reason, format("rank %d of 3", r));
-    EXPECT_HAS(job.reason, "verdict: a host that does not come on: rank 1 (");
-    EXPECT_HAS(job.reason, "has not issued [all_reduce #5 of group world (step 4, ");
+    expect_deadline("hang", {"step 4: waited", "all_reduce", "rank 0 of 3", "rank 1 of 3", "rank 2 of 3",
+                             "verdict: a host that does not come on: rank 1 (",
+                             "has not issued [all_reduce #5 of group world (step 4, "});
 }
 
+// The deadline of rank 1, which waits for it, or that of rank 2, which waits for rank 1, ends first.
 TEST_F(CommFaults, AHungStageIsNamedWithItsLink) {
-    const Outcome job = run_job("stage");
-    EXPECT_EQ(job.code, kExitDeadline) << job.output;
-    EXPECT_HAS(job.reason, "step 4: waited");
-    // The deadline of rank 1, which waits for it, or that of rank 2, which waits for rank 1, ends first.
-    EXPECT_HAS(job.reason, "[recv of 4 bytes from rank ");
-    EXPECT_HAS(job.reason, " of group pp 0>1 (step 4, 4 B): running, hop 1, from rank 0");
-    EXPECT_HAS(job.reason, "verdict: a host that does not come on: rank 0 (");
+    expect_deadline("stage", {"step 4: waited", "[recv of 4 bytes from rank ",
+                              " of group pp 0>1 (step 4, 4 B): running, hop 1, from rank 0",
+                              "verdict: a host that does not come on: rank 0 ("});
 }
 
-TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) {
-    const Outcome job = run_job("stop");
-    EXPECT_EQ(job.code, kExitDeadline) << job.output;
-    EXPECT_HAS(job.reason, "the process is stopped or dead");
-}
+TEST_F(CommFaults, AStoppedRankIsNamedAtTheDeadline) { expect_deadline("stop", {"the process is stopped or dead"}); }
 
 // Its neighbours see that it does not move: they wait as long as for a message, not as long as for files.
 TEST_F(CommFaults, AStoppedRankIsNamedWhileRanksWorkWithFiles) {
-    const Outcome job = run_job("stop-files");
-    EXPECT_EQ(job.code, kExitDeadline) << job.output;
-    EXPECT_HAS(job.reason, "rank 1 (pid ");
-    EXPECT_HAS(job.reason, "while the ranks work with files: the process is stopped or dead");
+    expect_deadline("stop-files", {"rank 1 (pid ", "while the ranks work with files: the process is stopped or dead"});
 }
 
 TEST_F(CommFaults, AStoppedRankInMpiStartUpEndsTheJob) {
     const Outcome job = run_job("stop-start");
     EXPECT_NE(job.code, 0) << job.output;  // Hydra's choice: 71, or 9 of the rank that it kills
-    EXPECT_HAS(job.output, "MPI's start-up did not end within 2 s: not all ranks came up");
+    EXPECT_TRUE(says(job.output, "MPI's start-up did not end within 2 s: not all ranks came up"));
 }
 
 TEST_F(CommFaults, OperationsOutOfStepAreNamed) {
     const Outcome job = run_job("mismatch");
     // MPI may notice that sizes disagree before the deadline does.
     EXPECT_TRUE(job.code == kExitDeadline || job.code == kExitError) << job.code << "\n" << job.output;
-    EXPECT_HAS(job.reason, "verdict: extra call: rank 1 issued [all_gather #5 of group world (step 4, ");
+    EXPECT_TRUE(says(job.reason, "verdict: extra call: rank 1 issued [all_gather #5 of group world (step 4, "));
 }
 
 TEST_F(CommFaults, AKilledRankEndsTheJobAtOnce) {
@@ -226,7 +208,7 @@ TEST_F(CommFaults, AKilledRankEndsTheJobAtOnce) {
 TEST_F(CommFaults, AnErrorOnOneRankEndsTheJobWithItsText) {
     const Outcome job = run_job("throw");
     EXPECT_EQ(job.code, kExitError) << job.output;
-    EXPECT_HAS(job.reason, "rank 1 of 3: the disk of this rank is full");
+    EXPECT_TRUE(says(job.reason, "rank 1 of 3: the disk of this rank is full"));
     EXPECT_LT(job.seconds, kLongDeadline);
 }
 
@@ -235,7 +217,7 @@ TEST_F(CommFaults, AFinalizeThatHangsChangesNoResult) {
     for (const char* who : {"finalize", "finalize-all"}) {
         const Outcome job = run_job(who);
         EXPECT_EQ(job.code, 0) << job.output;
-        EXPECT_HAS(job.output, "MPI_Finalize did not end within 2 s: all ranks are done");
+        EXPECT_TRUE(says(job.output, "MPI_Finalize did not end within 2 s: all ranks are done"));
         EXPECT_EQ(job.reason, "");
     }
 }
@@ -243,7 +225,7 @@ TEST_F(CommFaults, AFinalizeThatHangsChangesNoResult) {
 TEST_F(CommFaults, LeavingEarlyIsNotSuccess) {
     const Outcome job = run_job("exit");
     EXPECT_EQ(job.code, kExitError) << job.output;
-    EXPECT_HAS(job.reason, "rank 1 of 3: a library called exit()");
+    EXPECT_TRUE(says(job.reason, "rank 1 of 3: a library called exit()"));
 }
 
 }  // namespace

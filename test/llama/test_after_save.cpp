@@ -8,6 +8,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/shell.h"
 #include "llama/checkpoint/checkpoint_store.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -16,22 +17,15 @@ namespace fs = std::filesystem;
 
 class AfterSaveTest : public testing::Test {
    protected:
-    AfterSaveTest() {
-        char name[] = "/tmp/rz-after-save-XXXXXX";
-        run_ = mkdtemp(name);
-        store_ = std::make_unique<CheckpointStore>(run_);
-    }
-    ~AfterSaveTest() override { fs::remove_all(run_); }
-
     void checkpoint(int64_t step) {
         make_folder(store_->path(step));
         write_file_atomically(store_->path(step) + "/" + kManifestName, "{}");
         store_->mark(step);
     }
-    std::string log() { return path_exists(run_ + "/log") ? read_file(run_ + "/log") : ""; }
+    std::string log() { return text_in(run_ / "log"); }
 
-    std::string run_;
-    std::unique_ptr<CheckpointStore> store_;
+    const TempFolder run_;
+    const std::unique_ptr<CheckpointStore> store_ = std::make_unique<CheckpointStore>(run_.path);
 };
 
 TEST_F(AfterSaveTest, SeesEachCheckpointOnceAndInOrder) {

@@ -13,6 +13,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/data/data_loader.h"
+#include "test/checks.h"
 
 namespace {
 
@@ -21,13 +22,6 @@ using namespace rz;
 
 class DataLoaderTest : public testing::Test {
    protected:
-    void SetUp() override {
-        std::string pattern = (fs::temp_directory_path() / "rz_loader_XXXXXX").string();
-        ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-        dir_ = pattern;
-    }
-    void TearDown() override { fs::remove_all(dir_); }
-
     // Shard i holds sizes[i] tokens; through all shards token value equals position.
     std::vector<TokenShard> counting_shards(const std::vector<int>& sizes, int first = 0) {
         std::vector<std::string> paths;
@@ -46,7 +40,8 @@ class DataLoaderTest : public testing::Test {
     }
 
     static constexpr int64_t kVocab = 1 << 20;
-    std::string dir_;
+    const TempFolder folder_;
+    const std::string& dir_ = folder_.path;
 };
 
 TEST_F(DataLoaderTest, AFileThatChangesWhileItIsReadIsNamed) {
@@ -56,13 +51,11 @@ TEST_F(DataLoaderTest, AFileThatChangesWhileItIsReadIsNamed) {
         loader.batch(0, 1, in.data(), out.data());
         usleep(20000);  // the clock of the file system is coarse
         change(dir_ + "/s0.bin");
-        try {
-            loader.batch(1, 1, in.data(), out.data());
-        } catch (const Error& error) {
-            return std::string(error.what());
+        const std::string error = error_of([&] { loader.batch(1, 1, in.data(), out.data()); });
+        if (error.empty()) {
+            EXPECT_EQ(in[0], 8);
         }
-        EXPECT_EQ(in[0], 8);
-        return std::string();
+        return error;
     };
     EXPECT_EQ(problem([](const std::string&) {}), "");
     EXPECT_EQ(problem([](const std::string& path) { fs::remove(path); }), "") << "what is mapped stays";
@@ -72,13 +65,13 @@ TEST_F(DataLoaderTest, AFileThatChangesWhileItIsReadIsNamed) {
               }),
               "");
     const std::string cut = problem([](const std::string& path) { fs::resize_file(path, 1100); });
-    EXPECT_NE(cut.find("s0.bin: was written to while it is in use (1424 bytes, now 1100)"), std::string::npos) << cut;
+    EXPECT_TRUE(says(cut, "s0.bin: was written to while it is in use (1424 bytes, now 1100)"));
     const std::string overwritten = problem([](const std::string& path) {
         std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
         file.seekp(1200);
         file.put(7);
     });
-    EXPECT_NE(overwritten.find("s0.bin: was written to"), std::string::npos) << overwritten;
+    EXPECT_TRUE(says(overwritten, "s0.bin: was written to"));
 }
 
 // A host's ranks read through one page cache, so a shard comes from the file system once: nothing of it is copied into
@@ -223,15 +216,9 @@ TEST_F(DataLoaderTest, SequencesOfOneTokenFollowEachOther) {
 }
 
 TEST_F(DataLoaderTest, TooLittleDataNamesTheExactMinimum) {
-    try {
-        DataLoader loader(counting_shards({10, 64}), 64, 0, kVocab);
-        FAIL() << "no error";
-    } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("has 64 tokens, but one sample of sequence length 64 takes 65"),
-                  std::string::npos)
-            << e.what();
-        EXPECT_NE(std::string(e.what()).find("--seq-len 63"), std::string::npos) << e.what();
-    }
+    const std::string error = error_of([&] { DataLoader(counting_shards({10, 64}), 64, 0, kVocab); });
+    EXPECT_TRUE(says(error, "has 64 tokens, but one sample of sequence length 64 takes 65"));
+    EXPECT_TRUE(says(error, "--seq-len 63"));
     EXPECT_EQ(DataLoader(counting_shards({10, 64}), 63, 0, kVocab).samples(), 1);
 }
 
@@ -242,12 +229,7 @@ TEST_F(DataLoaderTest, BadTokenInABatchIsNamed) {
     const DataLoader loader(std::move(shards), 4, 0, 8, DataOrder::kSequential);
     int32_t in[4], out[4];
     EXPECT_NO_THROW(loader.batch(0, 1, in, out));
-    try {
-        loader.batch(1, 1, in, out);
-        FAIL() << "no error";
-    } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("s0.bin: token 8 (byte offset 1056) is 8"), std::string::npos) << e.what();
-    }
+    EXPECT_TRUE(says(error_of([&] { loader.batch(1, 1, in, out); }), "s0.bin: token 8 (byte offset 1056) is 8"));
 }
 
 TEST_F(DataLoaderTest, FingerprintSeesEveryChange) {
@@ -258,13 +240,11 @@ TEST_F(DataLoaderTest, FingerprintSeesEveryChange) {
     EXPECT_EQ(base, fingerprint({100, 200}, 8, 1));
     EXPECT_EQ(base.difference(fingerprint({100, 200}, 8, 1)), "");
     EXPECT_EQ(DataFingerprint::from_json(base.to_json()), base);
-    EXPECT_NE(base.difference(fingerprint({100, 200}, 9, 1)).find("sequence length was 8, now 9"), std::string::npos);
-    EXPECT_NE(base.difference(fingerprint({100, 200}, 8, 2)).find("seed was 1, now 2"), std::string::npos);
-    EXPECT_NE(base.difference(fingerprint({100, 201}, 8, 1)).find("s1.bin had 1824 bytes, now 1828"),
-              std::string::npos);
-    EXPECT_NE(base.difference(fingerprint({100, 200, 9}, 8, 1)).find("2 data files, now 3"), std::string::npos);
-    EXPECT_NE(base.difference(fingerprint({100, 200}, 8, 1, 5)).find("s0.bin has the same size but other contents"),
-              std::string::npos);
+    EXPECT_TRUE(says(base.difference(fingerprint({100, 200}, 9, 1)), "sequence length was 8, now 9"));
+    EXPECT_TRUE(says(base.difference(fingerprint({100, 200}, 8, 2)), "seed was 1, now 2"));
+    EXPECT_TRUE(says(base.difference(fingerprint({100, 201}, 8, 1)), "s1.bin had 1824 bytes, now 1828"));
+    EXPECT_TRUE(says(base.difference(fingerprint({100, 200, 9}, 8, 1)), "2 data files, now 3"));
+    EXPECT_TRUE(says(base.difference(fingerprint({100, 200}, 8, 1, 5)), "s0.bin has the same size but other contents"));
     EXPECT_THROW(DataFingerprint::from_json("{}"), Error);
     EXPECT_THROW(DataFingerprint::from_json("]"), Error);
 }

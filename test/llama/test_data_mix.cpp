@@ -1,27 +1,18 @@
 // A mix of sets of shards as the trainer reads it.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <filesystem>
 #include <fstream>
 #include <numeric>
 
 #include "llama/data/data_mix.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
 
-namespace fs = std::filesystem;
-
 class DataMixTest : public testing::Test {
    protected:
-    void SetUp() override {
-        folder_ = fs::temp_directory_path() / ("rz-mix-" + std::to_string(getpid()));
-        fs::create_directories(folder_);
-    }
-    void TearDown() override { fs::remove_all(folder_); }
-
     // n tokens, counting from `first`: a sample names its place in its set.
     DataSet set(const std::string& name, int n, int first, uint64_t seed) {
         std::ofstream out(folder_ / (name + ".bin"), std::ios::binary);
@@ -32,8 +23,7 @@ class DataMixTest : public testing::Test {
         out.write(reinterpret_cast<char*>(header.data()), 1024);
         out.write(reinterpret_cast<char*>(ids.data()), 4 * n);
         out.close();
-        return {name,
-                DataLoader(open_shards({(folder_ / (name + ".bin")).string()}, {.vocab = 100000}), 8, seed, 100000)};
+        return {name, DataLoader(open_shards({folder_ / (name + ".bin")}, {.vocab = 100000}), 8, seed, 100000)};
     }
     DataMix mix(MixPlan plan) {
         std::vector<DataSet> sets;
@@ -43,7 +33,7 @@ class DataMixTest : public testing::Test {
     }
     static MixShares shares(const char* a, const char* b) { return MixShares::parse({a, b}, "test"); }
 
-    fs::path folder_;
+    const TempFolder folder_;
 };
 
 TEST_F(DataMixTest, AnyCutOfAStepReadsTheSameSamples) {

@@ -9,6 +9,7 @@
 
 #include "comm/loopback.h"
 #include "llama/base/atomic_file.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -18,25 +19,26 @@ namespace fs = std::filesystem;
 class ShardSumsTest : public testing::Test {
    protected:
     ShardSumsTest() {
-        char name[] = "/tmp/rz-sums-XXXXXX";
-        folder_ = mkdtemp(name);
         for (const char* file : {"a.bin", "b.bin", "c.bin"}) {
             std::string text;
             for (int i = 0; i < 300003; ++i) text += char(i * 7 + file[0]);  // no multiple of 8
             write_file_atomically(path(file), text);
         }
     }
-    ~ShardSumsTest() override { fs::remove_all(folder_); }
-    std::string path(const std::string& file) const { return folder_ + "/" + file; }
+    std::string path(const std::string& file) const { return folder_ / file; }
     std::vector<std::string> files() const { return {path("a.bin"), path("b.bin"), path("c.bin")}; }
 
-    std::vector<ShardSum> all_sums() {
-        ShardSums sums(files());
-        sums.start();
-        for (int i = 0; i < 1000 && sums.known().size() < 3; ++i)
+    static void wait_for(const ShardSums& sums, size_t n) {
+        for (int i = 0; i < 6000 && sums.known().size() < n; ++i)
             std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    static std::vector<ShardSum> sums_of(const std::vector<std::string>& files) {
+        ShardSums sums(files);
+        sums.start();
+        wait_for(sums, files.size());
         return sums.known();
     }
+    std::vector<ShardSum> all_sums() { return sums_of(files()); }
     void change(const std::string& file, int64_t at) {
         std::fstream f(path(file), std::ios::in | std::ios::out | std::ios::binary);
         f.seekg(at);
@@ -55,7 +57,7 @@ class ShardSumsTest : public testing::Test {
         return text;
     }
 
-    std::string folder_;
+    const TempFolder folder_;
 };
 
 TEST_F(ShardSumsTest, AnyChangedByteIsFound) {
@@ -64,7 +66,7 @@ TEST_F(ShardSumsTest, AnyChangedByteIsFound) {
     EXPECT_EQ(compare(sums), "");
     for (const int64_t at : {int64_t(0), int64_t(7), int64_t(150001), int64_t(300000), int64_t(300002)}) {
         change("b.bin", at);
-        EXPECT_NE(compare(sums).find("b.bin has the same size but other contents"), std::string::npos) << at;
+        EXPECT_TRUE(says(compare(sums), "b.bin has the same size but other contents")) << at;
         change("b.bin", at);  // back: only the time of change is another
         EXPECT_EQ(compare(sums), "") << at;
     }
@@ -79,15 +81,14 @@ TEST_F(ShardSumsTest, AFlippedBitIsFoundAtAFirstStart) {
         ShardSums sums(files());
         sums.expect(path("a.bin"), 0xcbf43926);
         sums.start();
-        for (int i = 0; i < 6000 && sums.known().size() < 3; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        wait_for(sums, 3);
         return sums.damaged();
     };
     EXPECT_EQ(damage(), "");
     change("a.bin", 3);  // the header is not summed
     EXPECT_EQ(damage(), "");
     change("a.bin", 1030);
-    EXPECT_NE(damage().find("a.bin: the CRC-32 of its tokens is"), std::string::npos);
+    EXPECT_TRUE(says(damage(), "a.bin: the CRC-32 of its tokens is"));
 }
 
 // prepare.py gives each data set the same names. Each file is that of its folder; a folder that was renamed is
@@ -99,13 +100,6 @@ TEST_F(ShardSumsTest, SetsWithShardsOfOneName) {
         fs::copy_file(path(set[0] == 'o' ? "a.bin" : "b.bin"), path(set) + "/s.bin");
         paths.push_back(path(set) + "/s.bin");
     }
-    const auto sums_of = [](const std::vector<std::string>& files) {
-        ShardSums sums(files);
-        sums.start();
-        for (int i = 0; i < 1000 && sums.known().size() < files.size(); ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        return sums.known();
-    };
     const auto difference = [](const std::vector<std::string>& files, const std::vector<ShardSum>& recorded) {
         Process process;
         std::string text;
@@ -134,8 +128,8 @@ TEST_F(ShardSumsTest, SetsWithShardsOfOneName) {
     fs::remove_all(path("renamed"));
     fs::create_directory(path("renamed"));
     fs::copy_file(path("c.bin"), path("renamed") + "/s.bin");
-    EXPECT_NE(difference(renamed, sums).find("renamed/s.bin has the same size but other contents"), std::string::npos);
-    EXPECT_NE(difference(renamed, old).find("other contents"), std::string::npos);
+    EXPECT_TRUE(says(difference(renamed, sums), "renamed/s.bin has the same size but other contents"));
+    EXPECT_TRUE(says(difference(renamed, old), "other contents"));
 }
 
 TEST_F(ShardSumsTest, WhatIsUnchangedIsNotReadAgain) {
@@ -154,8 +148,7 @@ TEST_F(ShardSumsTest, FilesThatComeLaterAreSummedToo) {
         std::vector<std::string> so_far = files();
         so_far.resize(n);
         sums.follow(so_far);
-        for (int i = 0; i < 1000 && sums.known().size() < n; ++i)
-            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+        wait_for(sums, n);
         EXPECT_EQ(sums.known(), std::vector<ShardSum>(all.begin(), all.begin() + long(n)));
     }
 }
@@ -165,17 +158,14 @@ TEST_F(ShardSumsTest, RanksShareTheFilesAndAgree) {
     change("c.bin", 150000);  // the third rank's
     LoopbackHub hub(3, 20);
     std::vector<std::string> texts(3);
-    std::vector<std::thread> ranks;
-    for (int r = 0; r < 3; ++r)
-        ranks.emplace_back([&, r] {
-            Process process(hub, r);
-            process.run([&] {
-                texts[size_t(r)] = ShardSums(files()).compare(sums, {r, 3}, process);
-                return 0;
-            });
+    hub.run([&](int rank) {
+        Process process(hub, rank);
+        process.run([&] {
+            texts[size_t(rank)] = ShardSums(files()).compare(sums, {rank, 3}, process);
+            return 0;
         });
-    for (std::thread& t : ranks) t.join();
-    for (const std::string& text : texts) EXPECT_NE(text.find("c.bin has the same size"), std::string::npos) << text;
+    });
+    for (const std::string& text : texts) EXPECT_TRUE(says(text, "c.bin has the same size"));
 }
 
 }  // namespace

@@ -2,31 +2,23 @@
 // all targets of the update however micro-batches and ranks share them. (A mean of means is what others computed for
 // years: transformers #35203, torchtune #1875.)
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 #include <random>
 
 #include "comm/loopback.h"
 #include "kernels/cross_entropy.h"
-#include "llama/train/options.h"
 #include "llama/train/trainer.h"
+#include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
-
-namespace fs = std::filesystem;
 
 constexpr int64_t kTokens = 4000, kRowTokens = 16;
 
 class Targets : public testing::Test {
    protected:
-    void SetUp() override {
-        folder_ = fs::temp_directory_path() / ("rz-targets-" + std::to_string(getpid()));
-        fs::create_directories(folder_);
+    Targets() {
         std::mt19937 random(5);
         marks_.resize(kTokens);
         // Stretches of one window's length: with none, few, or all tokens targets.
@@ -36,42 +28,19 @@ class Targets : public testing::Test {
         }
         write("tokens.bin", 1, 0);
     }
-    void TearDown() override { fs::remove_all(folder_); }
 
     std::string write(const std::string& name, int32_t marked, int64_t shorter) {
-        std::ofstream shard(folder_ / name, std::ios::binary);
-        const int32_t header[256] = {20240520, 1, int32_t(kTokens), marked};
-        shard.write(reinterpret_cast<const char*>(header), sizeof header);
-        for (int32_t i = 0; i < kTokens; ++i) {
-            const uint16_t id = uint16_t(i * 7919 % 251);
-            shard.write(reinterpret_cast<const char*>(&id), 2);
-        }
         std::string bits(size_t(ceil_div(kTokens, 8)), '\0');
         for (size_t i = 0; i < marks_.size(); ++i) bits[i / 8] = char(bits[i / 8] | int(marks_[i]) << (i % 8));
-        if (marked == 1) shard.write(bits.data(), std::streamsize(bits.size()) - shorter);
-        return (folder_ / name).string();
+        bits.resize(marked == 1 ? bits.size() - size_t(shorter) : 0);
+        write_tokens(folder_ / name, int32_t(kTokens), marked, bits);
+        return folder_ / name;
     }
 
-    TrainOptions options(int64_t batch, int64_t accumulate, const std::vector<std::string>& more = {}) const {
-        std::vector<std::string> all = {"--device",     "cpu",
-                                        "--preset",     "bytes",
-                                        "--dim",        "16",
-                                        "--layers",     "2",
-                                        "--heads",      "2",
-                                        "--kv-heads",   "1",
-                                        "--ffn",        "24",
-                                        "--head-dim",   "8",
-                                        "--seq-len",    std::to_string(kRowTokens),
-                                        "--steps",      "8",
-                                        "--val-every",  "0",
-                                        "--threads",    "1",
-                                        "--batch",      std::to_string(batch),
-                                        "--grad-accum", std::to_string(accumulate),
-                                        "--train-data", (folder_ / "tokens.bin").string()};
-        all.insert(all.end(), more.begin(), more.end());
-        Command command;
-        EXPECT_FALSE(parse_command_line(all, command).has_value());
-        return std::get<TrainOptions>(command);
+    TrainOptions options(int64_t batch, int64_t accumulate) const {
+        return train_options(kToyModel + format("--steps 8 --val-every 0 --threads 1 --batch %d --grad-accum %d "
+                                                "--train-data %s/tokens.bin",
+                                                int(batch), int(accumulate), folder_.path.c_str()));
     }
 
     // The gradients of a step, as every rank has them, and the targets that were counted before it.
@@ -114,12 +83,12 @@ class Targets : public testing::Test {
         return all[0];
     }
 
-    fs::path folder_;
+    const TempFolder folder_;
     std::vector<uint8_t> marks_;
 };
 
 TEST_F(Targets, TheShardSaysWhichTokensAreTargets) {
-    const TokenShard shard((folder_ / "tokens.bin").string());
+    const TokenShard shard(folder_ / "tokens.bin");
     ASSERT_TRUE(shard.has_targets());
     for (int64_t begin = 0; begin < 40; ++begin)
         for (int64_t count = 0; count < 60; ++count) {

@@ -19,20 +19,14 @@ using namespace rz;
 
 class TokenShards : public testing::Test {
    protected:
-    void SetUp() override {
-        std::string pattern = (fs::temp_directory_path() / "rz_shards_XXXXXX").string();
-        ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
-        dir_ = pattern;
-    }
-    void TearDown() override { fs::remove_all(dir_); }
-
     std::string path(const std::string& base) const { return dir_ + "/" + base; }
     std::string write(const std::string& base, const std::string& bytes) const {
         std::ofstream(path(base), std::ios::binary) << bytes;
         return path(base);
     }
 
-    std::string dir_;
+    const TempFolder folder_;
+    const std::string& dir_ = folder_.path;
 };
 
 template <class T>
@@ -147,38 +141,38 @@ TEST_F(TokenShards, EachDamageHasItsOwnMessage) {
     for (const auto& c : cases) {
         write(c.file, c.bytes);
         const std::string message = error_of([&] { TokenShard shard(path(c.file)); });
-        EXPECT_NE(message.find(c.expected), std::string::npos) << c.file << ": " << message;
-        EXPECT_NE(message.find(dir_), std::string::npos) << "names no file: " << message;
+        EXPECT_TRUE(says(message, c.expected)) << c.file;
+        EXPECT_TRUE(says(message, dir_)) << "names no file: ";
         EXPECT_EQ(message.find('\n'), std::string::npos) << message;
     }
-    EXPECT_NE(error_of([&] { TokenShard s(write("odd.bin", "xyz"), true); }).find("even number"), std::string::npos);
-    EXPECT_NE(error_of([&] { TokenShard s(dir_); }).find("it is a folder"), std::string::npos);
-    EXPECT_NE(error_of([&] { TokenShard s(path("none")); }).find("cannot open"), std::string::npos);
+    EXPECT_TRUE(says(error_of([&] { TokenShard s(write("odd.bin", "xyz"), true); }), "even number"));
+    EXPECT_TRUE(says(error_of([&] { TokenShard s(dir_); }), "it is a folder"));
+    EXPECT_TRUE(says(error_of([&] { TokenShard s(path("none")); }), "cannot open"));
     write("pair.idx", megatron_index(8, {50}, 2));
     write("pair.bin", counting<uint16_t>(51));
-    EXPECT_NE(error_of([&] { TokenShard s(path("pair.bin")); }).find("do not belong together"), std::string::npos);
+    EXPECT_TRUE(says(error_of([&] { TokenShard s(path("pair.bin")); }), "do not belong together"));
 }
 
 TEST_F(TokenShards, NamesFilePlaceAndValueOfABadToken) {
     write("a.bin", llmc_header(20240520, 1, 3) + bytes_of<uint16_t>({1, 2, 300}));
     const std::string expected = "a.bin: token 2 (byte offset 1028) is 300, outside the vocabulary of 300";
     const auto opening = error_of([&] { open_shards({path("a.bin")}, {.vocab = 300}); });
-    EXPECT_NE(opening.find(expected), std::string::npos) << opening;
+    EXPECT_TRUE(says(opening, expected));
     EXPECT_NO_THROW(open_shards({path("a.bin")}, {.vocab = 301}));
 
     const auto shards = open_shards({path("a.bin")}, {.vocab = 300, .scan_bytes = 0});
     int32_t out[3];
     EXPECT_NO_THROW(shards[0].read(0, 2, 300, out));
     const auto reading = error_of([&] { shards[0].read(1, 2, 300, out); });
-    EXPECT_NE(reading.find(expected), std::string::npos) << reading;
+    EXPECT_TRUE(says(reading, expected));
 
     write("n.idx", megatron_index(4, {2}, 4));
     write("n.bin", bytes_of<int32_t>({5, -7}));
     const auto negative = error_of([&] { open_shards({path("n.bin")}, {.vocab = 2147483647}); });
-    EXPECT_NE(negative.find("token 1 (byte offset 4) is -7"), std::string::npos) << negative;
+    EXPECT_TRUE(says(negative, "token 1 (byte offset 4) is -7"));
     write("u.bin", llmc_header(20240801, 7, 1) + bytes_of<uint32_t>({4294967295u}));
     const auto wide = error_of([&] { open_shards({path("u.bin")}, {.vocab = 2147483647}); });
-    EXPECT_NE(wide.find("is 4294967295"), std::string::npos) << wide;
+    EXPECT_TRUE(says(wide, "is 4294967295"));
 }
 
 TEST_F(TokenShards, ListsAndPatternsOfPathsAreExpandedInOrder) {
@@ -187,22 +181,22 @@ TEST_F(TokenShards, ListsAndPatternsOfPathsAreExpandedInOrder) {
     EXPECT_EQ(train, (std::vector<std::string>{path("a_train_0.bin"), path("b_train_1.bin")}));
     EXPECT_EQ(expand_paths(path("b_train_1.bin") + "," + path("a_*")).size(), 3u);
     const auto nothing = error_of([&] { expand_paths(path("a_train_0.bin") + "," + path("x*.bin")); });
-    EXPECT_NE(nothing.find("no data file matches '" + path("x*.bin") + "'"), std::string::npos) << nothing;
+    EXPECT_TRUE(says(nothing, "no data file matches '" + path("x*.bin") + "'"));
     const auto twice = error_of([&] { expand_paths(path("*.bin") + "," + path("a_val_0.bin")); });
-    EXPECT_NE(twice.find("a_val_0.bin: listed twice"), std::string::npos) << twice;
-    EXPECT_NE(error_of([&] { expand_paths(","); }).find("no data files given"), std::string::npos);
+    EXPECT_TRUE(says(twice, "a_val_0.bin: listed twice"));
+    EXPECT_TRUE(says(error_of([&] { expand_paths(","); }), "no data files given"));
 }
 
 TEST_F(TokenShards, MixedFormatsNameBothFiles) {
     write("a.bin", gpt2(10));
     write("b.bin", llama3(10));
     const auto message = error_of([&] { open_shards(expand_paths(path("*.bin")), {.vocab = 100}); });
-    EXPECT_NE(message.find("a.bin is llm.c gpt-2"), std::string::npos) << message;
-    EXPECT_NE(message.find("b.bin is llm.c llama-3"), std::string::npos) << message;
+    EXPECT_TRUE(says(message, "a.bin is llm.c gpt-2"));
+    EXPECT_TRUE(says(message, "b.bin is llm.c llama-3"));
     write("c.idx", megatron_index(8, {10}, 2)), write("c.bin", counting<uint16_t>(10));
     write("d.idx", megatron_index(4, {10}, 4)), write("d.bin", counting<uint32_t>(10));
     const auto widths = error_of([&] { open_shards({path("c.bin"), path("d.bin")}, {.vocab = 100}); });
-    EXPECT_NE(widths.find("d.bin of 4"), std::string::npos) << widths;
+    EXPECT_TRUE(says(widths, "d.bin of 4"));
 }
 
 // A hole costs no disk: 2^31 - 1 tokens of 4 bytes are just under 8 GiB, past every 32-bit offset.
@@ -228,7 +222,7 @@ TEST_F(TokenShards, TokensBeyondFourGiBAreRead) {
     }
     int32_t id;
     const auto message = error_of([&] { shards[0].read(kTokens - 1, 1, 1003, &id); });
-    EXPECT_NE(message.find("byte offset 8589935608"), std::string::npos) << message;
+    EXPECT_TRUE(says(message, "byte offset 8589935608"));
 }
 
 TEST_F(TokenShards, DatasetJsonIsReadAndItsFaultsAreNamed) {
@@ -245,7 +239,7 @@ TEST_F(TokenShards, DatasetJsonIsReadAndItsFaultsAreNamed) {
     EXPECT_EQ(d.val, std::vector<std::string>{path("toy_val_000000.bin")});
     EXPECT_EQ(d.val_bytes_per_token, 0.75);
     EXPECT_EQ(d.entropy_nats, -1);
-    EXPECT_NE(error_of([&] { load_dataset(path("none")); }).find("prepare.py stdlib"), std::string::npos);
+    EXPECT_TRUE(says(error_of([&] { load_dataset(path("none")); }), "prepare.py stdlib"));
 
     const auto with = [&](const char* from, const char* to) {
         std::string changed = json;
@@ -253,9 +247,9 @@ TEST_F(TokenShards, DatasetJsonIsReadAndItsFaultsAreNamed) {
         write("dataset.json", changed);
         return error_of([&] { load_dataset(dir_); });
     };
-    EXPECT_NE(with("toy_train_0", "../x/toy_train_0").find("not a plain file name"), std::string::npos);
-    EXPECT_NE(with("\"vocab_size\"", "\"vocab\"").find("vocab_size"), std::string::npos);
-    EXPECT_NE(with("_version\": 1", "_version\": 9").find("format_version 9"), std::string::npos);
+    EXPECT_TRUE(says(with("toy_train_0", "../x/toy_train_0"), "not a plain file name"));
+    EXPECT_TRUE(says(with("\"vocab_size\"", "\"vocab\""), "vocab_size"));
+    EXPECT_TRUE(says(with("_version\": 1", "_version\": 9"), "format_version 9"));
 }
 
 }  // namespace

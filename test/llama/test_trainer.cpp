@@ -1,60 +1,24 @@
 // The parts of a run, put together as the program does it and looked at one by one: numbers one step late, checkpoints,
 // rollback, resume. test/program/ has whole runs.
 
-#include <gtest/gtest.h>
-#include <unistd.h>
-
 #include <cmath>
-#include <filesystem>
-#include <fstream>
 
 #include "kernels/runtime/context.h"
-#include "llama/base/json.h"
-#include "llama/train/options.h"
 #include "llama/train/plan_memory.h"
 #include "llama/train/trainer.h"
+#include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
 
-namespace fs = std::filesystem;
-
 class TrainerTest : public testing::Test {
    protected:
-    void SetUp() override {
-        folder_ = fs::temp_directory_path() / ("rz-trainer-" + std::to_string(getpid()));
-        fs::create_directories(folder_);
-        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
-        constexpr int32_t kIds = 4000;
-        const int32_t header[256] = {20240520, 1, kIds};
-        shard.write(reinterpret_cast<const char*>(header), sizeof header);
-        for (int32_t i = 0; i < kIds; ++i) {
-            const uint16_t id = uint16_t(i * 7919 % 251);
-            shard.write(reinterpret_cast<const char*>(&id), 2);
-        }
-    }
-    void TearDown() override { fs::remove_all(folder_); }
+    TrainerTest() { write_tokens(folder_ / "tokens.bin", 4000); }
 
-    TrainOptions options(std::vector<std::string> more = {}) const {
-        std::vector<std::string> all = {"--device",       "cpu",
-                                        "--preset",       "bytes",
-                                        "--dim",          "16",
-                                        "--layers",       "2",
-                                        "--heads",        "2",
-                                        "--kv-heads",     "1",
-                                        "--ffn",          "24",
-                                        "--head-dim",     "8",
-                                        "--batch",        "2",
-                                        "--seq-len",      "16",
-                                        "--batch-tokens", "64",
-                                        "--steps",        "8",
-                                        "--val-every",    "0",
-                                        "--train-data",   (folder_ / "tokens.bin").string(),
-                                        "--out",          (folder_ / "run").string()};
-        all.insert(all.end(), more.begin(), more.end());
-        Command command;
-        EXPECT_FALSE(parse_command_line(all, command).has_value());
-        return std::get<TrainOptions>(command);
+    TrainOptions options(const std::string& more = "") const {
+        return train_options(kToyModel + ("--batch 2 --batch-tokens 64 --steps 8 --val-every 0 --train-data " +
+                                          folder_.path + "/tokens.bin --out " + folder_.path + "/run " + more));
     }
 
     static void step(Trainer& t, int64_t number) {
@@ -64,14 +28,15 @@ class TrainerTest : public testing::Test {
         t.core->zero.optimizer.update(float(t.lr.at(number)), number);
         end_step(t, number);
     }
-    std::vector<Json> rows() const {
-        std::vector<Json> out;
-        std::ifstream file(folder_ / "run" / "metrics.jsonl");
-        for (std::string line; std::getline(file, line);) out.push_back(parse_json(line, "metrics.jsonl"));
-        return out;
+
+    // Masters of the first unit, as they are once all that was enqueued is done.
+    static std::vector<float> weights(Trainer& t) {
+        t.core->compute.synchronize();
+        const OwnedRange& r = t.core->zero.optimizer.owned().front();
+        return {static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size()};
     }
 
-    fs::path folder_;
+    TempFolder folder_;
     Process process_;
 };
 
@@ -90,7 +55,7 @@ TEST_F(TrainerTest, NumbersAreReportedOneStepLate) {
     EXPECT_EQ(t.metrics->steps_done(), 3);
     EXPECT_EQ(t.metrics->updates(), 3);
     t.log.reset();  // writes what is buffered
-    const std::vector<Json> r = rows();
+    const std::vector<Json> r = metrics_in(folder_ / "run");
     ASSERT_EQ(r.size(), 3u);
     for (size_t i = 0; i < r.size(); ++i) {
         EXPECT_EQ(r[i]["step"], int64_t(i + 1));
@@ -100,7 +65,7 @@ TEST_F(TrainerTest, NumbersAreReportedOneStepLate) {
 }
 
 TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
-    const TrainOptions o = options({"--save-every", "3"});
+    const TrainOptions o = options("--save-every 3");
     std::vector<float> want;
     {
         Health health(o, process_);
@@ -112,12 +77,10 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
         ASSERT_TRUE(t.saver->finish());
         EXPECT_EQ(health.status().saved_step(), 3);
         step(t, 4);
-        t.core->compute.synchronize();
-        const OwnedRange& r = t.core->zero.optimizer.owned().front();
-        want.assign(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
+        want = weights(t);
     }
     process_.on_failure(nullptr);  // which holds the folder's lock
-    TrainOptions again = options({"--save-every", "3", "--resume", "auto"});
+    TrainOptions again = options("--save-every 3 --resume auto");
     Health health(again, process_);
     const std::optional<ResumePoint> point = find_checkpoint(again, process_, health.status().saved_step());
     ASSERT_TRUE(point.has_value());
@@ -127,25 +90,17 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
     EXPECT_EQ(t.start.first_step(), 4);
     EXPECT_EQ(t.batches->samples_before(4), 12);
     step(t, 4);
-    t.core->compute.synchronize();
-    const OwnedRange& r = t.core->zero.optimizer.owned().front();
-    const std::vector<float> got(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
-    EXPECT_TRUE(got == want) << "step 4 after resume differs from step 4 without";
+    EXPECT_TRUE(weights(t) == want) << "step 4 after resume differs from step 4 without";
 }
 
 // Saved between two changes of the scale, after one overflow of the two that halve it: scale, good updates and patience
 // are all other than those of a run that begins. In the next step the scale doubles, or would not.
 TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
-    const std::vector<std::string> flags = {"--save-every", "4", "--dtype", "fp16", "--loss-scale-window", "2"};
+    const std::string flags = "--save-every 4 --dtype fp16 --loss-scale-window 2";
     const auto state = [](Trainer& t) {
         t.core->compute.synchronize();
         const LossScaleState& l = *t.core->zero.optimizer.loss_scale();
         return std::vector<double>{l.scale, double(l.good), double(l.patience)};
-    };
-    const auto weights = [](Trainer& t) {
-        t.core->compute.synchronize();
-        const OwnedRange& r = t.core->zero.optimizer.owned().front();
-        return std::vector(static_cast<float*>(r.master), static_cast<float*>(r.master) + r.elements.size());
     };
     const std::vector<double> saved = {131072, 1, 1}, doubled = {262144, 0, 2};
     std::vector<float> want;
@@ -166,9 +121,7 @@ TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
         want = weights(t);
     }
     process_.on_failure(nullptr);
-    std::vector<std::string> again = flags;
-    again.insert(again.end(), {"--resume", "auto"});
-    const TrainOptions o = options(again);
+    const TrainOptions o = options(flags + " --resume auto");
     Health health(o, process_);
     const std::optional<ResumePoint> point = find_checkpoint(o, process_, health.status().saved_step());
     ASSERT_TRUE(point.has_value());
@@ -180,8 +133,8 @@ TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
 }
 
 TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
-    const TrainOptions o = options({"--save-every", "2", "--keep", "0", "--on-spike", "rollback", "--rollback-steps",
-                                    "1", "--rollback-skip", "5", "--max-rollbacks", "1"});
+    const TrainOptions o =
+        options("--save-every 2 --keep 0 --on-spike rollback --rollback-steps 1 --rollback-skip 5 --max-rollbacks 1");
     Health health(o, process_);
     Trainer t(o, process_, health);
     for (int64_t s = 1; s <= 5; ++s) {
@@ -206,36 +159,23 @@ TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
     health.end_with(kExitNumbers, "another");
     EXPECT_FALSE(plan_rollback(next, 4).has_value());
     ASSERT_TRUE(health.end().has_value());
-    EXPECT_NE(health.end()->reason.find("--max-rollbacks"), std::string::npos) << health.end()->reason;
+    EXPECT_TRUE(says(health.end()->reason, "--max-rollbacks"));
 }
 
 TEST_F(TrainerTest, ARequestThatCannotBeMetStopsWithWhatToDo) {
-    TrainOptions o = options({"--check-replicas", "2"});
+    const TrainOptions o = options("--check-replicas 2");
     Health health(o, process_);
-    try {
-        Trainer t(o, process_, health);
-        FAIL() << "one rank holds nothing twice";
-    } catch (const Error& e) {
-        EXPECT_NE(std::string(e.what()).find("no parameter is held twice"), std::string::npos) << e.what();
-    }
+    EXPECT_TRUE(says(error_of([&] { Trainer(o, process_, health); }), "no parameter is held twice"));
 }
 
 // The memory that --print-config says is what a run takes, by kind and to the byte.
 TEST_F(TrainerTest, TakesThePlannedMemoryToTheByte) {
-    using Flags = std::vector<std::string>;
-    for (const Flags& flags : {Flags{},
-                               {"--zero", "1", "--dtype", "bf16"},
-                               {"--zero", "2", "--recompute", "mlp", "--batch-tokens", "32"},
-                               {"--zero", "2", "--dtype", "bf16", "--grad-dtype", "fp32"},
-                               {"--zero", "3", "--recompute", "block", "--prefetch", "3"},
-                               {"--zero", "3", "--no-overlap", "--head", "tied", "--logits-mib", "1"},
-                               {"--dtype", "bf16", "--adam-dtype", "bf16", "--master-dtype", "bf16"},
-                               {"--zero", "3", "--dtype", "bf16", "--ema", "0.9"},
-                               {"--ema", "0.9"},
-                               {"--vocab", "9000", "--batch-tokens", "128"}}) {
-        std::string text;
-        for (const std::string& f : flags) text += f + " ";
-        SCOPED_TRACE(text);
+    for (const char* flags :
+         {"", "--zero 1 --dtype bf16", "--zero 2 --recompute mlp --batch-tokens 32",
+          "--zero 2 --dtype bf16 --grad-dtype fp32", "--zero 3 --recompute block --prefetch 3",
+          "--zero 3 --no-overlap --head tied --logits-mib 1", "--dtype bf16 --adam-dtype bf16 --master-dtype bf16",
+          "--zero 3 --dtype bf16 --ema 0.9", "--ema 0.9", "--vocab 9000 --batch-tokens 128"}) {
+        SCOPED_TRACE(flags);
         TrainOptions o = options(flags);
         o.out.clear();
         Health health(o, process_);

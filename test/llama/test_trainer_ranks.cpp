@@ -1,23 +1,16 @@
 // The Trainer on ranks that are threads of this process gives the bits that ./train_llama gives under mpirun: every
 // part of a run takes its rank, its counters and its waits from the Process that it is given.
 
-#include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
 #include <cstdlib>
-#include <filesystem>
-#include <fstream>
 #include <functional>
 #include <set>
-#include <sstream>
 
 #include "comm/loopback.h"
 #include "comm/mpi_transport.h"
-#include "llama/base/json.h"
 #include "llama/checkpoint/checkpoint_store.h"
-#include "llama/train/options.h"
 #include "llama/train/trainer.h"
+#include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
@@ -31,36 +24,14 @@ class TrainerRanks : public testing::Test {
     void SetUp() override {
         if (!built_with_mpi() || std::system("command -v mpirun > /dev/null 2>&1") != 0) GTEST_SKIP() << "no mpirun";
         ASSERT_TRUE(fs::exists("train_llama")) << "run make first, and start this in the repository root";
-        folder_ = fs::temp_directory_path() / ("rz-trainer-ranks-" + std::to_string(getpid()));
-        fs::create_directories(folder_);
-        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
-        constexpr int32_t kIds = 4000;
-        const int32_t header[256] = {20240520, 1, kIds};
-        shard.write(reinterpret_cast<const char*>(header), sizeof header);
-        for (int32_t i = 0; i < kIds; ++i) {
-            const uint16_t id = uint16_t(i * 7919 % 251);
-            shard.write(reinterpret_cast<const char*>(&id), 2);
-        }
-    }
-    void TearDown() override {
-        if (!folder_.empty()) fs::remove_all(folder_);
+        write_tokens(folder_ / "tokens.bin", 4000);
     }
 
     std::string flags(const std::string& out, const std::string& more) const {
-        return "--device cpu --preset bytes --dim 16 --layers 4 --heads 2 --kv-heads 1 --ffn 24 --head-dim 8 --batch 2 "
-               "--seq-len 16 --batch-tokens 192 --steps 4 --val-every 2 --val-tokens 96 --save-every 3 --threads 1 "
-               "--lr 1e-2 --timeout 60 --train-data " +
-               (folder_ / "tokens.bin").string() + " --val-data " + (folder_ / "tokens.bin").string() + " --out " +
-               (folder_ / out).string() + " " + more;
-    }
-
-    TrainOptions options(const std::string& out, const std::string& more) const {
-        std::vector<std::string> words;
-        std::istringstream text(flags(out, more));
-        for (std::string word; text >> word;) words.push_back(word);
-        Command command;
-        require(!parse_command_line(words, command), "%s", more.c_str());
-        return std::get<TrainOptions>(command);
+        return kToyModel + ("--layers 4 --batch 2 --batch-tokens 192 --steps 4 --val-every 2 --val-tokens 96 "
+                            "--save-every 3 --threads 1 --lr 1e-2 --timeout 60 --train-data " +
+                            folder_.path + "/tokens.bin --val-data " + folder_.path + "/tokens.bin --out " +
+                            folder_.path + "/" + out + " " + more);
     }
 
     // As train_llama.cu's loop. `done` is called at the end.
@@ -84,17 +55,11 @@ class TrainerRanks : public testing::Test {
         return code;
     }
 
-    std::string read(const fs::path& path) const {
-        std::ifstream file(folder_ / path, std::ios::binary);
-        EXPECT_TRUE(file.is_open()) << path;
-        return {std::istreambuf_iterator<char>(file), {}};
-    }
+    std::string read(const std::string& file) const { return text_in(folder_ / file); }
     // The part of the log that does not depend on time.
-    std::vector<std::string> numbers(const fs::path& out) const {
+    std::vector<std::string> numbers(const std::string& out) const {
         std::vector<std::string> rows;
-        std::istringstream lines(read(out / "metrics.jsonl"));
-        for (std::string line; std::getline(lines, line);) {
-            const Json row = parse_json(line, "metrics.jsonl");
+        for (const Json& row : metrics_in(folder_ / out)) {
             std::string text;
             for (const char* key : {"step", "loss", "val_loss", "grad_norm", "lr", "data_hash", "tokens"})
                 if (row.contains(key)) text += std::string(key) + " " + row[key].dump() + ", ";
@@ -103,15 +68,15 @@ class TrainerRanks : public testing::Test {
         return rows;
     }
 
-    fs::path folder_;
+    const TempFolder folder_;
 };
 
 TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
     for (const std::string more :
          {"--zero 0", "--zero 3 --wire-dtype fp32", "--zero 2 --dtype bf16 --recompute block"}) {
         SCOPED_TRACE(more);
-        fs::remove_all(folder_ / "threads"), fs::remove_all(folder_ / "processes");
-        const TrainOptions o = options("threads", more);
+        for (const char* run : {"threads", "processes"}) fs::remove_all(folder_ / run);
+        const TrainOptions o = train_options(flags("threads", more));
         LoopbackHub hub(kRanks);
         std::vector<int> codes(kRanks, -1);
         hub.run([&](int rank) {
@@ -121,7 +86,7 @@ TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
         ASSERT_EQ(codes, std::vector<int>(kRanks, 0));
 
         const std::string line = format("OMP_NUM_THREADS=1 timeout 60 mpirun -n %d ./train_llama %s > %s/log 2>&1",
-                                        kRanks, flags("processes", more).c_str(), folder_.c_str());
+                                        kRanks, flags("processes", more).c_str(), folder_.path.c_str());
         ASSERT_EQ(std::system(line.c_str()), 0) << read("log");
 
         const std::vector<std::string> want = numbers("processes");
@@ -129,9 +94,7 @@ TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
         EXPECT_EQ(numbers("threads"), want);
         EXPECT_TRUE(read("threads/final/model.safetensors") == read("processes/final/model.safetensors"));
         for (const std::string file : {"/optimizer/m.safetensors", "/optimizer/v.safetensors"}) {
-            const auto saved = [&](const char* run) {
-                return read(CheckpointStore((folder_ / run).string()).path(3) + file);
-            };
+            const auto saved = [&](const char* run) { return text_in(CheckpointStore(folder_ / run).path(3) + file); };
             EXPECT_TRUE(saved("threads") == saved("processes")) << file;
         }
         // By the collectives, and at the peak by each rank's own ledger: not the whole process's.
@@ -155,7 +118,7 @@ TEST_F(TrainerRanks, LossNormAndDataAreTheSameOnAllRanksOfEveryLayout) {
                                       {6, "--pp 2 --zero 2"}}) {
         SCOPED_TRACE(more);
         fs::remove_all(folder_ / "threads");
-        const TrainOptions o = options("threads", more);
+        const TrainOptions o = train_options(flags("threads", more));
         LoopbackHub hub(ranks);
         std::vector<std::string> judged(static_cast<size_t>(ranks));
         std::vector<uint64_t> data(static_cast<size_t>(ranks));
