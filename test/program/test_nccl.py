@@ -174,6 +174,7 @@ simt(f"""
     stuck     2 {DISK} --disk-timeout 4 | fault checkpoint.made:0:1:sleep=60 | code 71
 """)
 
+
 def ranks_of(job):
     """The processes of a job's ranks."""
     found = {}
