@@ -1,5 +1,6 @@
 #pragma once
-// RoPE's turn of pairs (rope.h), the same instructions wherever it is done.
+// RoPE's turn of pairs (rope.h), with the same bits wherever it is done: compilers choose by what is around it which
+// product they fuse into a sum, so it is said here.
 
 namespace rz {
 
@@ -9,8 +10,8 @@ __device__ __forceinline__ void rotate(float (&x)[kN], float (&y)[kN], const flo
 #pragma unroll
     for (int k = 0; k < kN; ++k) {
         const float u = x[k], v = y[k];
-        x[k] = u * c[k] - v * s[k];
-        y[k] = v * c[k] + u * s[k];
+        x[k] = __fmaf_rn(u, c[k], -__fmul_rn(v, s[k]));
+        y[k] = __fmaf_rn(v, c[k], __fmul_rn(u, s[k]));
     }
 }
 
