@@ -408,7 +408,8 @@ class LayoutRun {
             sent[k] -= before[k];
             expected[k] *= how.steps - (how.omitted > 0);
         }
-        if (how.algorithm == Algorithm::hier) expected = sent;  // the formulas are of one level
+        // The formulas are of one level, and do not have what Muon gathers of matrices that are cut.
+        if (how.algorithm == Algorithm::hier || how.zero.muon.on) expected = sent;
         if (rank == 0) compute.copy(&out_.updates, optimizer.updates(), sizeof out_.updates);
         if (how.zero.ema > 0) {
             optimizer.show_average();
