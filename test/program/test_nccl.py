@@ -12,7 +12,7 @@ import subprocess
 import time
 
 from checks import Run, Table, arguments, check, cut, edit, end, equal, expect, has_mpi, load, no_memory_left, run, skip
-from checks import same_weights, text_data, work
+from checks import same_weights, text_data, until, work
 
 SIMT = arguments[0]
 if not has_mpi(SIMT):
@@ -189,18 +189,20 @@ def ranks_of(job):
 
 def survive(name, number, victim, flags):
     """A rank dies, or stops: the others abort their communicators and keep their process. The bits of the run that nothing happens to."""
-    flags = f"--device cuda --zero 3 --steps 16 --timeout 8 --ranks 4 --max-restarts 5 --snapshot-every 3 {flags}"
+    flags = f"--device cuda --zero 3 --steps 16 --timeout 20 --ranks 4 --max-restarts 5 --snapshot-every 3 {flags}"
     env = {"SIMT_DEVICES": 4}
     run([SIMT], TOY, flags, "--out", work / f"undisturbed_{name}", env=env)
-    job = Run([SIMT], TOY, flags, "--out", work / name, fault="step:*:*:sleep=0.1", env=env, limit=120)
-    job.until("^step +8/")
+    job = Run([SIMT], TOY, flags, "--out", work / name, fault="step:*:9:sleep=2", env=env, limit=120)
+    if not job.until("^step +8/") or not until(lambda: len(ranks_of(job.pid)) == 4):
+        check(f"{name}: four ranks at step 8", False, f"exit code {job.wait().code}\n{job.text}")
+        return job
     before = ranks_of(job.pid)
     os.kill(before[victim], number)
     job.until("^resumed")
     after = ranks_of(job.pid)
     expect(name, job.wait(), says="^resumed  the snapshot ")
     kept = sorted(rank for rank, pid in after.items() if before[rank] == pid)
-    if name != "windows":  # queued copies find none any more: a fault, which a process keeps
+    if name != "lost_window":  # queued copies find none any more: a fault, which a process keeps
         equal(f"{name}: the others keep their process", kept, [rank for rank in range(4) if rank != victim])
     same_weights(name, name, f"undisturbed_{name}")
     written = [run("test/faults/run_rows.py", work / out).text for out in (name, f"undisturbed_{name}")]
@@ -211,7 +213,7 @@ def survive(name, number, victim, flags):
 survive("kill_0", signal.SIGKILL, 0, "--cuda-graphs on")
 survive("kill_2", signal.SIGKILL, 2, "--collectives library")
 survive("stop_3", signal.SIGSTOP, 3, "")
-windows = survive("windows", signal.SIGKILL, 1, "--collectives symmetric")
+windows = survive("lost_window", signal.SIGKILL, 1, "--collectives symmetric")
 check("all at once", not windows.says("restart 2 of"), windows.text)
 
 # The whole job is stopped for longer than the deadline, and continues.

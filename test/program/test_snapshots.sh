@@ -49,7 +49,7 @@ check "  nothing is left in memory" gone
 
 # ---- survivors keep their process ----
 in_place() {  # in_place OUT SIGNAL RANK   the rank, a pattern, gets a signal in the middle; ranks before and after in $before and $after
-  FAULT="step:*:*:sleep=0.1" "$program" "${train[@]}" --timeout 4 --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/$1" > "$work/log" 2>&1 &
+  FAULT="step:*:9:sleep=2" "$program" "${train[@]}" --timeout 4 --ranks 4 --max-restarts 5 --snapshot-every 3 --out "$work/$1" > "$work/log" 2>&1 &
   job=$!
   for _ in $(seq 600); do says '^step +8/' && break; sleep 0.05; done
   before=$(ranks_of $job)
