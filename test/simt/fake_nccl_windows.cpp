@@ -44,6 +44,7 @@ struct Memory {
     int device;
     int windows = 0;
 };
+// A kernel, which runs under the device's lock, takes it: nobody asks for the device while holding it.
 std::mutex mutex;
 auto& memories = *new std::map<char*, Memory>;  // never destroyed: threads may end later
 
@@ -165,11 +166,13 @@ void NcclWindows::unmap(const Window& w) {
         forget_memory(at);
         mmap(at, w.bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
     }
-    std::lock_guard lock(mutex);
-    reaches.erase(w.record);
     forget_memory(w.record);
+    {
+        std::lock_guard lock(mutex);
+        reaches.erase(w.record);
+        memories.at(w.memory).windows--;
+    }
     free(w.record);
-    memories.at(w.memory).windows--;
 }
 
 uint64_t NcclWindows::place_of(const void* p, size_t bytes) const {
@@ -227,14 +230,19 @@ ncclResult_t ncclMemAlloc(void** p, size_t size) {
 
 ncclResult_t ncclMemFree(void* p) {
     if (!p) return ncclSuccess;
-    std::lock_guard lock(mutex);
-    const auto found = memories.find(static_cast<char*>(p));
-    if (found == memories.end()) return ncclUnhandledCudaError;
-    if (found->second.windows) nccl_misuse("ncclMemFree of memory that is registered: deregister the window first");
+    const Memory memory = [&] {
+        std::lock_guard lock(mutex);
+        const auto found = memories.find(static_cast<char*>(p));
+        if (found == memories.end()) return Memory{-1, 0, 0};
+        if (found->second.windows) nccl_misuse("ncclMemFree of memory that is registered: deregister the window first");
+        const Memory taken = found->second;
+        memories.erase(found);
+        return taken;
+    }();
+    if (!memory.bytes) return ncclUnhandledCudaError;
     forget_memory(p);
-    munmap(p, found->second.bytes);
-    close(found->second.fd);
-    memories.erase(found);
+    munmap(p, memory.bytes);
+    close(memory.fd);
     return ncclSuccess;
 }
 }
