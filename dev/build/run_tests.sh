@@ -2,6 +2,7 @@
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
 #   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: these), and long
+#   SUITE_LIMIT=SECONDS  a suite that takes longer has failed, and what it started is killed (default: 1200)
 #   TEST_UNTIL=SECONDS   the Unix time from which on no suite of the section long begins; the last line names what was left out
 #
 # Most suites keep one core busy, so as many run at once as there are cores, two at most; TEST_JOBS=1: one after the other.
@@ -14,6 +15,7 @@ mkdir -p "$logs"
 cores=$(nproc)
 slots=${TEST_JOBS:-$((cores < 2 ? 1 : 2))}
 names=() late=() jobs=0
+limit=${SUITE_LIMIT:-1200}
 set -m  # each suite is a process group, which Ctrl-C ends whole, and SIGINT is not ignored in it
 stop() {
   local group
@@ -31,7 +33,12 @@ total() { awk '{ sum += $1 } END { print sum + 0 }'; }
 suite() {
   local name=$1 start=$SECONDS log="$logs/$1.log" rc=0 p=0 f=0 s=0
   shift
-  "$@" > "$log" 2>&1 || rc=$?
+  timeout --foreground -k 30 $limit "$@" > "$log" 2>&1 || rc=$?
+  if [ $((SECONDS - start)) -ge $limit ]; then
+    echo "$name did not end within $limit seconds" >> "$log"
+    trap : TERM
+    kill -TERM 0  # what it started
+  fi
   p=$(sed -n 's/^\[  PASSED  \] \([0-9]*\) test.*/\1/p; s/^\([0-9]*\) passed, .*/\1/p' "$log" | total)
   f=$(sed -n 's/^ *\([0-9]*\) FAILED TESTS\{0,1\}$/\1/p; s/^[0-9]* passed, \([0-9]*\) failed.*/\1/p' "$log" | total)
   s=$(sed -n 's/^\[  SKIPPED \] \([0-9]*\) test.*/\1/p' "$log" | total)
