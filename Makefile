@@ -232,7 +232,7 @@ $(TSAN)/%.o: %.cpp
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
-$(TSAN)/libringzero.a: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,core.o statistics.o traffic.o)
+$(TSAN)/libringzero.a: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,train_state.o statistics.o traffic.o)
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a
 	$(say)

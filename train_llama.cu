@@ -97,7 +97,7 @@ static int train_command(TrainOptions options, Process& process) {
     // Without --out a run gets a folder of its own. Those that --resume N and auto look into are named.
     options.out_is_new = options.out.empty() && options.keeps() && !options.resume.looks_in_out();
     if (options.out_is_new) options.out = choose_run_folder(process);
-    Health health(options, process);
+    RunGuard health(options, process);
     if (options.batch == 0) options.given.erase("batch");  // a resumed run stays with the batch that was chosen
     std::optional<ResumePoint> from = find_checkpoint(options, process, health.status().saved_step());
     if (from)

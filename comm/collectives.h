@@ -117,7 +117,7 @@ class Collectives {
     // Memory for buffers that calls of this object move, where they gain by it (symmetric; NCCL's own, with which it is
     // registered); else nullptr, and any memory will do. All ranks call it together, with nothing of this group under
     // way. It goes with this object.
-    virtual SharedMemory* allocate(int64_t, Shares) { return nullptr; }
+    virtual SharedMemory* allocate(int64_t, Alloc) { return nullptr; }
     // True: a reduce-scatter rounds the values of all ranks to `wire` before it adds any. Values that have that type
     // already then give the same bits.
     virtual bool rounds_first() const { return size() > 1; }

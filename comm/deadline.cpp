@@ -24,7 +24,7 @@ Alarm::Alarm(double seconds, std::string what, std::string advice, std::shared_p
               std::fprintf(stderr, "%s\n", text.c_str());
               std::fflush(stderr);
               if (watch) try {
-                      watch->expired(text);
+                      watch->fail_deadline(text);
                   } catch (const std::exception&) {  // reported
                   }
               if (expired) expired();

@@ -211,7 +211,7 @@ void Fibers::wake(int i) {
     ready_.push_back(i);
 }
 
-void Fibers::give_way() {
+void Fibers::yield() {
     fibers_[size_t(self_)]->state = State::ready;
     ready_.push_back(self_);
     leave();
@@ -219,7 +219,7 @@ void Fibers::give_way() {
 }
 
 void Fibers::wait_a_little(int milliseconds) {
-    if (active) return active->give_way();
+    if (active) return active->yield();
     if (milliseconds == 0)
         sched_yield();
     else

@@ -28,7 +28,7 @@ class Fibers {
     int self() const { return self_; }
     void park();       // until wake(self()); throws where that can't come any more
     void wake(int i);  // of one that is parked
-    void give_way();   // the others that are ready go first
+    void yield();      // the others that are ready go first
     // For who looks again and again at what others do: the other fibers go first, or, outside of one, time passes.
     static void wait_a_little(int milliseconds);
     int count() const { return int(fibers_.size()); }

@@ -153,9 +153,9 @@ int Grid::size(Axis axis) const {
     return axis == Axis::replicate ? size / shard_size_ : size;
 }
 
-Place Grid::position(Axis axis, int rank) const {
+AxisRank Grid::position(Axis axis, int rank) const {
     require(rank >= 0 && rank < ranks_, "rank %d of a mesh of %d", rank, ranks_);
-    Place place;
+    AxisRank place;
     for (const Axis a : order_)
         if (varies(axis, a)) {
             place.rank += coordinate(a, rank) * place.size;
@@ -166,10 +166,10 @@ Place Grid::position(Axis axis, int rank) const {
     return place;
 }
 
-Place Grid::place(Axis axis, int rank) const {
-    const Place at = position(axis, rank);
+AxisRank Grid::place(Axis axis, int rank) const {
+    const AxisRank at = position(axis, rank);
     const std::vector<int>& columns = by_columns_[size_t(axis)];
-    return columns.empty() ? at : Place{columns[size_t(rank)], at.size};
+    return columns.empty() ? at : AxisRank{columns[size_t(rank)], at.size};
 }
 
 std::vector<int> Grid::together(Axis axis, int rank) const {

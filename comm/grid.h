@@ -46,9 +46,9 @@ struct GridOptions {
     bool by_columns = false;
 };
 
-struct Place {
+struct AxisRank {
     int rank = 0, size = 1;
-    bool operator==(const Place&) const = default;
+    bool operator==(const AxisRank&) const = default;
 };
 
 class Grid {
@@ -64,12 +64,12 @@ class Grid {
     // Those of data, where shard and replicate lie evenly on nodes too; else 0.
     int nodes_of_state() const { return nodes(Axis::shard) > 0 && nodes(Axis::replicate) > 0 ? nodes(Axis::data) : 0; }
     // Place of a rank of the job.
-    Place place(Axis axis, int rank) const;
+    AxisRank place(Axis axis, int rank) const;
     // The ranks of the job that stand on this axis with `rank`, in order: members()[place().rank] == rank.
     std::vector<int> members(Axis axis, int rank) const;
 
    private:
-    Place position(Axis axis, int rank) const;  // in ascending order
+    AxisRank position(Axis axis, int rank) const;  // in ascending order
     std::vector<int> together(Axis axis, int rank) const;
     std::vector<int> columns(std::vector<int> members) const;
     int coordinate(Axis axis, int rank) const { return rank / stride_[size_t(axis)] % size_[size_t(axis)]; }

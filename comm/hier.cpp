@@ -51,7 +51,7 @@ class Hier : public Collectives {
 
    private:
     // Planner: one planned rank stands for all; an operation on slices that were moved before takes the same time.
-    struct Told {
+    struct Extrapolated {
         Ticks time;
         int64_t sent;
     };
@@ -127,7 +127,7 @@ class Hier : public Collectives {
 
     int nodes_, locals_;
     std::unique_ptr<Collectives> ring_, direct_;
-    std::map<std::array<int64_t, 6>, Told> told_;
+    std::map<std::array<int64_t, 6>, Extrapolated> told_;
 };
 
 Collectives* Hier::one_level(Offsets offsets, DType moved) {

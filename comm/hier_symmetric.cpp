@@ -30,7 +30,7 @@ class HierSymmetric : public Collectives {
     }
     const char* name() const override { return "hier-symmetric"; }
     // The row's memory: a buffer is then summed and gathered where it lies. Ranks of all nodes have none in common.
-    SharedMemory* allocate(int64_t bytes, Shares) override { return row_->allocate(bytes, Shares::each); }
+    SharedMemory* allocate(int64_t bytes, Alloc) override { return row_->allocate(bytes, Alloc::per_rank); }
     int shared_rank() const override { return row_->rank(); }
     std::string through() const override { return row_->through(); }
 

@@ -27,7 +27,7 @@ HostTransport::HostTransport(const char* name, std::unique_ptr<Wire> wire, std::
 
 HostTransport::~HostTransport() { staging_stream_.reset(); }
 
-std::unique_ptr<SharedMemory> HostTransport::share(int64_t bytes, Shares how) {
+std::unique_ptr<SharedMemory> HostTransport::share(int64_t bytes, Alloc how) {
     std::unique_ptr<SharedMemory> shared = wire_->share(bytes, how);
     return device().is_cuda() ? pin(std::move(shared), size(), device()) : std::move(shared);
 }
@@ -53,7 +53,7 @@ void HostTransport::wait(Wire::Batch& batch, const std::vector<Message>& message
                            m.is_send ? "to" : "from", world_rank(m.peer));
         }
         if (!watch()) throw DeadlineError(what);
-        watch()->expired(what);
+        watch()->fail_deadline(what);
     }
 }
 

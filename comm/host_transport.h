@@ -34,7 +34,7 @@ class Wire {
     // Called by one thread at a time per wire. Peers are ranks of the wire's group.
     virtual std::unique_ptr<Batch> post(const std::vector<Message>& messages) = 0;
     // Memory that all members map; they call it together. Throws where they can't.
-    virtual std::unique_ptr<SharedMemory> share(int64_t, Shares) {
+    virtual std::unique_ptr<SharedMemory> share(int64_t, Alloc) {
         refuse("--collectives symmetric: these ranks do not map each other's memory\n  nearest: ring or direct");
     }
     // Throws if a member is known to have failed. For waits that make no progress on messages.
@@ -53,7 +53,7 @@ class HostTransport : public Transport {
     std::string mapping_note() override {
         return !device().is_cuda() ? "" : name_ == std::string("tcp") ? "messages go over TCP" : "messages go over MPI";
     }
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override;
     void check_peers() override { wire_->check_peers(); }
     bool waits_on_host() const override { return true; }
 

@@ -136,12 +136,12 @@ class LoopbackWire : public Wire {
         return std::make_unique<LoopbackBatch>(group_, rank_, messages);
     }
     // The first member that asks makes it.
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override {
         std::lock_guard lock(group_->mutex);
         const size_t number = size_t(shared_++);
         if (number == group_->shared.size()) group_->shared.emplace_back();
         const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
-        const int64_t all = how == Shares::one ? part : checked_mul(part, group_->size, "shared memory");
+        const int64_t all = how == Alloc::shared ? part : checked_mul(part, group_->size, "shared memory");
         std::shared_ptr<char> memory = group_->shared[number].lock();
         if (!memory) {
             memory = {static_cast<char*>(std::aligned_alloc(4096, size_t(all))), [](char* p) { std::free(p); }};
@@ -153,7 +153,7 @@ class LoopbackWire : public Wire {
         auto& kept =
             *std::find_if(group_->kept.begin(), group_->kept.end(), [&](auto& k) { return k.first == memory; });
         if (--kept.second == 0) std::erase_if(group_->kept, [&](auto& k) { return k.first == memory; });
-        return std::make_unique<LoopbackMemory>(std::move(memory), bytes, how == Shares::one ? 0 : part);
+        return std::make_unique<LoopbackMemory>(std::move(memory), bytes, how == Alloc::shared ? 0 : part);
     }
     void check_peers() override { group_->failure->check(); }
 

@@ -150,41 +150,41 @@ void Mesh::build_axis(Axis axis, const Open& open) {
 }
 
 // Data, shard and replicate follow each other on one stream.
-NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms& chosen, int multiprocessors, int left_free) {
+NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms& chosen, int multiprocessors, int reserved_sms) {
     const int pp = grid.size(Axis::pp), lanes = pp == 1 ? 0 : pp == 2 ? 2 : 4;
     int groups = has_levels(grid, chosen, Axis::data) || has_levels(grid, chosen, Axis::shard) ||
                  has_levels(grid, chosen, Axis::replicate);
     for (const Axis axis : {Axis::data, Axis::tp, Axis::cp, Axis::pp}) groups += grid.size(axis) > 1;
     const int hands = grid.size(Axis::model) > 1;
-    return {nccl_blocks(multiprocessors, lanes, groups, left_free, hands), lanes, groups, hands};
+    return {nccl_blocks(multiprocessors, lanes, groups, reserved_sms, hands), lanes, groups, hands};
 }
 
-void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid,
-                     const AxisAlgorithms& chosen) {
-    if (left_free == 0) return;
+void check_reserved_sms(int reserved_sms, int multiprocessors, bool cpu, bool nccl, const Grid& grid,
+                        const AxisAlgorithms& chosen) {
+    if (reserved_sms == 0) return;
     require_request(
         !cpu,
         "--comm-sms %d: this run is on the CPU, which has no multiprocessors to leave free\n  nearest: leave it out",
-        left_free);
+        reserved_sms);
     require_request(
-        multiprocessors == 0 || left_free < multiprocessors,
+        multiprocessors == 0 || reserved_sms < multiprocessors,
         "--comm-sms %d: the GPU has %d multiprocessors, and none would be left for compute\n  nearest: --comm-sms %d",
-        left_free, multiprocessors, multiprocessors / 4);
-    const NcclRoom room = nccl_room(grid, chosen, multiprocessors, left_free);
+        reserved_sms, multiprocessors, multiprocessors / 4);
+    const NcclRoom room = nccl_room(grid, chosen, multiprocessors, reserved_sms);
     const int lanes = room.lanes, groups = room.groups + room.hands;
     require_request(
-        !nccl || left_free >= lanes + groups,
+        !nccl || reserved_sms >= lanes + groups,
         "--comm-sms %d: over NCCL %d operations may be under way together (%d lanes of the pipeline, %d groups), "
         "each on a thread block of its own\n  nearest: --comm-sms %d",
-        left_free, lanes + groups, lanes, groups, lanes + groups);
+        reserved_sms, lanes + groups, lanes, groups, lanes + groups);
 }
 
 // If ranks communicate, blocks of NCCL may hold multiprocessors when a kernel of compute starts; on one GPU drawing
 // balances attention's tiles. The counter is the mesh's, so the context forgets it with the mesh.
 void Mesh::make_room(Device device) {
     stream_->context().draws = nullptr;
-    BesideCommunication& beside = stream_->context().beside;
-    beside.left_free = options_.left_free;
+    SmBudget& beside = stream_->context().beside;
+    beside.reserved_sms = options_.reserved_sms;
     if (is_cpu(device)) return;
     next_tile_ = Buffer(device, sizeof *beside.next_tile, MemKind::comm, "attention's next tile");
     if (device.is_cuda()) {
@@ -195,8 +195,8 @@ void Mesh::make_room(Device device) {
 }
 
 void Mesh::build(Device device, const Open& open) {
-    check_left_free(options_.left_free, gpu_multiprocessors(device), is_cpu(device), /*nccl=*/false, grid_,
-                    options_.algorithms);
+    check_reserved_sms(options_.reserved_sms, gpu_multiprocessors(device), is_cpu(device), /*nccl=*/false, grid_,
+                       options_.algorithms);
     stream_ = make_comm_stream(device);
     for (const Axis axis : {Axis::data, Axis::shard, Axis::replicate, Axis::tp, Axis::cp, Axis::pp, Axis::model})
         build_axis(axis, open);
@@ -264,11 +264,11 @@ Mesh::Mesh(Process& process, Device device, const MeshOptions& options)
       grid_(process.size(), options_.grid),
       world_{process.rank(), process.size()} {
     // Over NCCL a pipeline's lanes, and groups where there are several, share the thread blocks that are for them.
-    const int left_free = options_.left_free, there = gpu_multiprocessors(device);
+    const int reserved_sms = options_.reserved_sms, there = gpu_multiprocessors(device);
     const bool nccl = device.is_cuda() && built_with_nccl() && process.uses_nccl(options_.transport, device);
-    check_left_free(left_free, there, is_cpu(device), nccl, grid_, options_.algorithms);
+    check_reserved_sms(reserved_sms, there, is_cpu(device), nccl, grid_, options_.algorithms);
     build(device, [&](const std::vector<int>& members, const GroupKind& kind) {
-        const NcclChannels channels = nccl_channels(grid_, options_.algorithms, kind, there, left_free);
+        const NcclChannels channels = nccl_channels(grid_, options_.algorithms, kind, there, reserved_sms);
         if (nccl && (channels.max_ctas > 0 || channels.net_peer > 0) && members.size() != 1)
             return make_limited_nccl(process, device, members, kind.name(), channels);
         const int color = members.empty() ? -1 : *std::min_element(members.begin(), members.end());
@@ -334,7 +334,7 @@ Mesh::~Mesh() {
     context.draws = nullptr;
 }
 
-bool Mesh::is_first_reader() const {
+bool Mesh::counts_samples() const {
     return place(Axis::tp).rank == 0 && place(Axis::cp).rank == 0 && place(Axis::pp).rank == 0;
 }
 

@@ -43,7 +43,7 @@ struct MeshOptions {
     TransportKind transport = TransportKind::automatic;
     AxisAlgorithms algorithms = {};  // cp, pp and model sum in ascending rank order
     int ranks_per_node = 0;          // 0: as the launcher placed them, or as grid.nodes has it
-    int left_free = 0;               // multiprocessors of a GPU, for communication alone (--comm-sms)
+    int reserved_sms = 0;            // multiprocessors of a GPU, for communication alone (--comm-sms)
     CollectiveOptions collectives = {};
     bool one_lane = false;    // all links on stream(); always so for CUDA memory over MPI
     bool check_wire = false;  // sum the bits of every message (wire_check.h)
@@ -59,11 +59,12 @@ struct NcclRoom {
     bool is_limited() const { return each.lane > 0 || each.group > 0; }
     int together() const { return lanes * each.lane + groups * each.group + hands; }
 };
-NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms&, int multiprocessors, int left_free);
+NcclRoom nccl_room(const Grid& grid, const AxisAlgorithms&, int multiprocessors, int reserved_sms);
 
 // Refuses a --comm-sms that can't be met; the mesh asks, and the plan, for a machine that isn't here.
 // `multiprocessors`: of the GPU, 0: not known.
-void check_left_free(int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid, const AxisAlgorithms&);
+void check_reserved_sms(int reserved_sms, int multiprocessors, bool cpu, bool nccl, const Grid& grid,
+                        const AxisAlgorithms&);
 
 // One direction between two neighbours on the pp axis: a transport of its own, and a stream of its own unless the mesh
 // has one lane. The k-th send is met by the k-th recv; sizes must agree.
@@ -114,8 +115,8 @@ class Mesh {
     const Grid& grid() const { return grid_; }
     // The resolved --collectives of data, shard and replicate.
     Algorithm algorithm() const { return *options_.algorithms.data; }
-    Place world() const { return world_; }  // in the job
-    Place place(Axis axis) const { return grid_.place(axis, world_.rank); }
+    AxisRank world() const { return world_; }  // in the job
+    AxisRank place(Axis axis) const { return grid_.place(axis, world_.rank); }
 
     // The group of the ranks that stand on an axis with this one.
     Collectives& on(Axis axis) const { return *axes_[size_t(axis)]; }
@@ -132,7 +133,7 @@ class Mesh {
 
     // True: this is the first of the tp, cp and pp peers, which all read the same samples: what is counted per sample
     // is counted once.
-    bool is_first_reader() const;
+    bool counts_samples() const;
 
     // For collectives that overlap compute.
     Stream& stream() const { return *stream_; }
@@ -168,12 +169,12 @@ class Mesh {
 
     MeshOptions options_;  // with what was left open
     Grid grid_;
-    Place world_;
+    AxisRank world_;
     std::vector<Group> groups_;
     std::array<Collectives*, size_t(Axis::count_)> axes_ = {};
     Links links_to_, links_from_;
     PlannedPeers* planned_peers_ = nullptr;
-    Buffer next_tile_;  // of BesideCommunication
+    Buffer next_tile_;  // of SmBudget
     // The first to go: nothing is freed under their work.
     std::unique_ptr<Stream> stream_;
     std::array<std::unique_ptr<Stream>, size_t(Axis::count_)> own_streams_;

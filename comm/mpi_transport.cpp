@@ -205,7 +205,7 @@ void require_one_host(MPI_Comm comm, int rank, int size) {
 
 // Collective calls of MPI block, so all streams of the group are idle when memory is made. Ours and not a window of
 // MPI's, which takes no room in advance: a full /dev/shm would be SIGBUS.
-std::unique_ptr<SharedMemory> share_by_name(MPI_Comm comm, int64_t bytes, Shares how) {
+std::unique_ptr<SharedMemory> share_by_name(MPI_Comm comm, int64_t bytes, Alloc how) {
     const Alarm alarm(60, "mapping memory that ranks share", "not all members of the group have come to it");
     std::lock_guard lock(mpi_mutex);
     int rank = 0, size = 0;
@@ -232,7 +232,7 @@ class MpiWire : public Wire {
         return batch;
     }
 
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override {
         return share_by_name(comm_->comm, bytes, how);
     }
 

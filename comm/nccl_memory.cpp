@@ -110,7 +110,7 @@ bool has_levels(const Grid& grid, const AxisAlgorithms& chosen, Axis axis) {
 }
 
 std::vector<GroupPeers> step_peers(const Grid& grid, const AxisAlgorithms& chosen, const StepMessages& messages,
-                                   int rank, int multiprocessors, int left_free) {
+                                   int rank, int multiprocessors, int reserved_sms) {
     const Algorithm data = data_algorithm(grid, chosen);
     Peers peers(grid, rank);
     for (const Axis axis : state_axes(grid)) peers.axis(axis, data, messages.matrix_pieces && axis != Axis::replicate);
@@ -119,15 +119,15 @@ std::vector<GroupPeers> step_peers(const Grid& grid, const AxisAlgorithms& chose
     peers.stages(messages);
     peers.links();
     for (GroupPeers& group : peers.found)
-        group.channels = nccl_channels(grid, chosen, group.kind, multiprocessors, left_free);
+        group.channels = nccl_channels(grid, chosen, group.kind, multiprocessors, reserved_sms);
     return peers.found;
 }
 
 // A handshake is a byte, or the block sums of a norm: one channel does. Messages take a power of two of channels, and
 // NCCL rounds up to one (nccl#1598).
 NcclChannels nccl_channels(const Grid& grid, const AxisAlgorithms& chosen, const GroupKind& group, int multiprocessors,
-                           int left_free) {
-    const NcclBlocks each = nccl_room(grid, chosen, multiprocessors, left_free).each;
+                           int reserved_sms) {
+    const NcclBlocks each = nccl_room(grid, chosen, multiprocessors, reserved_sms).each;
     const bool is_data = group.axis == Axis::data || group.axis == Axis::shard || group.axis == Axis::replicate;
     const bool hands = is_data && chosen.data != Algorithm::library && !sends_messages(chosen, group);
     if (hands || group.axis == Axis::model) return {.max_ctas = 1};

@@ -51,8 +51,8 @@ bool has_levels(const Grid&, const AxisAlgorithms&, Axis axis);
 
 // All groups with more than one member that a step uses. If multiprocessors is 0, channels mean nothing.
 std::vector<GroupPeers> step_peers(const Grid&, const AxisAlgorithms&, const StepMessages&, int rank,
-                                   int multiprocessors, int left_free);
-NcclChannels nccl_channels(const Grid&, const AxisAlgorithms&, const GroupKind&, int multiprocessors, int left_free);
+                                   int multiprocessors, int reserved_sms);
+NcclChannels nccl_channels(const Grid&, const AxisAlgorithms&, const GroupKind&, int multiprocessors, int reserved_sms);
 
 struct NcclModel {
     int version = 22809;

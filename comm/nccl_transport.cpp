@@ -61,7 +61,7 @@ class NcclTransport : public Transport {
 
     Mapping mapping() override { return mapping_note().empty() ? Mapping::own : Mapping::pinned; }
     std::string mapping_note() override;
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override;
 
     struct InFlight {
         uint64_t seq;
@@ -182,8 +182,8 @@ std::string NcclTransport::mapping_note() {
     return *mapping_note_;
 }
 
-std::unique_ptr<SharedMemory> NcclTransport::share(int64_t bytes, Shares how) {
-    require(how == Shares::each, "memory of GPUs that all members have in common: each has its own");
+std::unique_ptr<SharedMemory> NcclTransport::share(int64_t bytes, Alloc how) {
+    require(how == Alloc::per_rank, "memory of GPUs that all members have in common: each has its own");
     if (mapping() == Mapping::own) return comm_.window(bytes);
     const std::string name = name_ + format("-%lld", (long long)shared_++);
     return pin(map_by_name(name, rank(), size(), bytes, how, [this] { meet(); }), size(), device());
@@ -236,7 +236,7 @@ class NcclCollectives : public DeviceLibrary {
         launch(stream, [&](NcclComm::Group& calls) { calls.broadcast_bytes(values, bytes, root); });
     }
 
-    SharedMemory* allocate(int64_t bytes, Shares) override {
+    SharedMemory* allocate(int64_t bytes, Alloc) override {
         if (auto memory = nccl_.comm().registered(bytes)) return registered_.emplace_back(std::move(memory)).get();
         return nullptr;
     }

@@ -21,12 +21,12 @@ namespace {
 
 class NamedMemory : public SharedMemory {
    public:
-    NamedMemory(const std::string& name, int rank, int members, int64_t bytes, Shares how,
+    NamedMemory(const std::string& name, int rank, int members, int64_t bytes, Alloc how,
                 const std::function<void()>& meet) {
         bytes_ = bytes;
         const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
-        stride_ = how == Shares::one ? 0 : part;
-        all_ = how == Shares::one ? part : checked_mul(part, members, "memory that ranks share");
+        stride_ = how == Alloc::shared ? 0 : part;
+        all_ = how == Alloc::shared ? part : checked_mul(part, members, "memory that ranks share");
         struct File {
             ~File() {
                 if (fd >= 0) ::close(fd);
@@ -113,7 +113,7 @@ class PinnedMemory : public SharedMemory {
 
 }  // namespace
 
-std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes, Shares how,
+std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes, Alloc how,
                                           const std::function<void()>& meet) {
     return std::make_unique<NamedMemory>(name, rank, members, bytes, how, meet);
 }

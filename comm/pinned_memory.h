@@ -13,7 +13,7 @@ namespace rz {
 
 // Members of a group on one host find it by `name`, which no other group has. `meet` returns when all have called it.
 // The name is gone when this returns.
-std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes, Shares how,
+std::unique_ptr<SharedMemory> map_by_name(const std::string& name, int rank, int members, int64_t bytes, Alloc how,
                                           const std::function<void()>& meet);
 
 // Pins what the members map, for as long as the result is there.

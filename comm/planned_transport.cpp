@@ -172,11 +172,11 @@ class PlannedLibrary : public Base {
 // Addresses only.
 class PlannedShares : public SharedMemory {
    public:
-    PlannedShares(int64_t bytes, Shares how, int members) {
+    PlannedShares(int64_t bytes, Alloc how, int members) {
         const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
-        stride_ = how == Shares::one ? 0 : part;
+        stride_ = how == Alloc::shared ? 0 : part;
         bytes_ = bytes;
-        all_ = how == Shares::one ? part : checked_mul(part, members, "shared memory");
+        all_ = how == Alloc::shared ? part : checked_mul(part, members, "shared memory");
         base_ = static_cast<char*>(detail::reserve_addresses(all_, /*usable=*/false));
         require(base_, "a planned device has no addresses left for %lld bytes", (long long)all_);
     }
@@ -207,7 +207,7 @@ class PlannedTransport : public Transport {
     }
     bool waits_on_host() const override { return over_mpi_ || of_cpu(); }
     bool levels_apart() const override { return !waits_on_host(); }
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override {
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override {
         return std::make_unique<PlannedShares>(bytes, how, size());
     }
     void reads(Stream& stream, int from, int64_t bytes) override {

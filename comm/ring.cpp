@@ -53,7 +53,7 @@ class Ring : public Collectives {
     };
 
     void run(Stream& stream, Plan plan);
-    void tell_from_few(Stream& stream, const Plan& plan);
+    void extrapolate(Stream& stream, const Plan& plan);
     void move(Stream& stream, const Plan& plan);
     void start_hop(Stream& stream, const Plan& plan, Lane& lane);
     void finish_hop(Stream& stream, const Plan& plan, Lane& lane);
@@ -134,7 +134,7 @@ void Ring::run(Stream& stream, Plan plan) {
     plan.chunks = ceil_div(longest, plan.chunk);
     plan.half = size() - 1;
     if (plan.half > 2 * (2 * kFew + kFew) && transport_.hops_are_alike())
-        tell_from_few(stream, plan);
+        extrapolate(stream, plan);
     else
         move(stream, plan);
     mark_done(stream);
@@ -143,7 +143,7 @@ void Ring::run(Stream& stream, Plan plan) {
 // The time of a ring grows by the same amount with each hop. Two short ones are run, and the rest is waited for. Every
 // link passes every slice on once, so it is slices of the mean length that tell the time, also where more ranks than
 // blocks leave some without: those that are empty follow each other.
-void Ring::tell_from_few(Stream& stream, const Plan& plan) {
+void Ring::extrapolate(Stream& stream, const Plan& plan) {
     const int64_t sent = transport_.bytes_sent();
     if (const int64_t bytes = lane_bytes(plan); bytes > 0) scratch(stream, 2 * bytes * lanes_of(plan));
     const std::vector<int64_t> even = even_offsets(plan.offsets.back(), size(), 1);

@@ -7,8 +7,9 @@
 
 namespace rz {
 
-// each: every member has a part of its own. one: all have the same bytes, so what its owner writes is there for all.
-enum class Shares { each, one };
+// per_rank: every member has a part of its own. shared: all have the same bytes, so what its owner writes is there for
+// all.
+enum class Alloc { per_rank, shared };
 
 // Kind of that memory: none; the members' own, of the CPU or of GPUs; or pinned memory of the host beside the members'
 // own, which GPUs that do not reach each other fill and read by their copy engines.

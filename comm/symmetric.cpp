@@ -53,7 +53,7 @@ class Phases {
 class PhasesInMemory : public Phases {
    public:
     explicit PhasesInMemory(Transport& transport)
-        : transport_(transport), control_(transport.share(kLine, Shares::each)) {}
+        : transport_(transport), control_(transport.share(kLine, Alloc::per_rank)) {}
     void publish(Stream& stream, uint64_t n, uint64_t) override {
         stream.enqueue_host([this, n] { phase(transport_.rank()).store(n, std::memory_order_release); });
     }
@@ -91,7 +91,7 @@ void PhasesInMemory::wait_for(int r, uint64_t n, uint64_t seq) const {
             format("waited %.1f s (the deadline) for rank %d in shared memory", waited, transport_.world_rank(r));
         Watch* watch = transport_.watch();
         if (!watch) throw DeadlineError(what);
-        watch->expired(what + ", in " + watch->name_of(seq, transport_.group()));
+        watch->fail_deadline(what + ", in " + watch->name_of(seq, transport_.group()));
     }
 }
 
@@ -186,7 +186,7 @@ class Symmetric : public Collectives {
             phases_ = std::make_unique<PhasesByMessages>(transport_);
         else
             phases_ = std::make_unique<PhasesInMemory>(transport_);
-        staging_ = transport_.share(2 * half_, Shares::each);
+        staging_ = transport_.share(2 * half_, Alloc::per_rank);
         if (gpu_) counted_ = {transport_.device(), pinned_ ? DeviceKind::cpu : transport_.device().kind, 2 * half_};
     }
     const char* name() const override { return "symmetric"; }
@@ -196,9 +196,9 @@ class Symmetric : public Collectives {
     }
 
     // GPUs read their parameters from memory of their own: what all had in common would cross a link at every use.
-    SharedMemory* allocate(int64_t bytes, Shares how) override {
+    SharedMemory* allocate(int64_t bytes, Alloc how) override {
         if (pinned_) return nullptr;
-        windows_.push_back(transport_.share(bytes, gpu_ ? Shares::each : how));
+        windows_.push_back(transport_.share(bytes, gpu_ ? Alloc::per_rank : how));
         return windows_.back().get();
     }
 

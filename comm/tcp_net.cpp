@@ -221,7 +221,7 @@ class TcpWire : public Wire {
         return batch;
     }
 
-    std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how) override;
+    std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how) override;
     void check_peers() override { net_->check_peers(); }
 
     // With the mutex held, like all below.
@@ -370,9 +370,9 @@ struct Offered {
     uint64_t device, node;
 };
 
-std::unique_ptr<SharedMemory> TcpWire::share(int64_t bytes, Shares how) {
+std::unique_ptr<SharedMemory> TcpWire::share(int64_t bytes, Alloc how) {
     const int64_t part = round_up(std::max<int64_t>(bytes, 1), 4096);
-    const int64_t all = how == Shares::one ? part : checked_mul(part, int64_t(members_.size()), "shared memory");
+    const int64_t all = how == Alloc::shared ? part : checked_mul(part, int64_t(members_.size()), "shared memory");
     const std::string host = host_id();
     Offered offered = {};
     Fd fd;
@@ -402,7 +402,7 @@ std::unique_ptr<SharedMemory> TcpWire::share(int64_t bytes, Shares how) {
                         "  nearest: --collectives direct, or --shard-size of the ranks of a host",
                         members_[0], members_[size_t(place_)]);
     }
-    auto memory = std::make_unique<MappedMemory>(fd.get(), all, bytes, how == Shares::one ? 0 : part);
+    auto memory = std::make_unique<MappedMemory>(fd.get(), all, bytes, how == Alloc::shared ? 0 : part);
     std::vector<char> there(members_.size());
     messages.clear();
     if (place_ > 0) messages.push_back({&there[0], 1, 0, true});

@@ -65,14 +65,14 @@ struct NcclBlocks {
 };
 constexpr int kMostBlocks = 16;  // of a group beside others
 // `lanes`: of this rank, both directions. `groups`: that may be under way together, and `hands` that only shake hands,
-// with one block each. `left_free`: --comm-sms, at least one for each; 0: one group alone is not limited.
-constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int left_free = 0, int hands = 0) {
-    if (lanes == 0 && groups + hands < 2) return {0, groups > 0 ? left_free : 0};
-    const int part = (left_free > 0 ? left_free : multiprocessors / 4) - hands, fewest = lanes + groups;
+// with one block each. `reserved_sms`: --comm-sms, at least one for each; 0: one group alone is not limited.
+constexpr NcclBlocks nccl_blocks(int multiprocessors, int lanes, int groups, int reserved_sms = 0, int hands = 0) {
+    if (lanes == 0 && groups + hands < 2) return {0, groups > 0 ? reserved_sms : 0};
+    const int part = (reserved_sms > 0 ? reserved_sms : multiprocessors / 4) - hands, fewest = lanes + groups;
     const int room = part > fewest ? part : fewest;
     if (lanes == 0) {
         const int share = groups > 0 ? room / groups : 0;
-        return {0, left_free > 0 || share < kMostBlocks ? share : kMostBlocks};
+        return {0, reserved_sms > 0 || share < kMostBlocks ? share : kMostBlocks};
     }
     const int most = room / 16 > 1 ? room / 16 : 1, fits = (room - groups) / lanes;
     const int lane = most < fits ? most : fits;

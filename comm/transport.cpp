@@ -69,7 +69,7 @@ std::unique_ptr<Collectives> Transport::library_collectives(const CollectiveOpti
     refuse("library collectives: the %s transport has no library\n  use ring or direct collectives", name());
 }
 
-std::unique_ptr<SharedMemory> Transport::share(int64_t, Shares) {
+std::unique_ptr<SharedMemory> Transport::share(int64_t, Alloc) {
     refuse("--collectives symmetric: ranks over %s do not map each other's memory\n  nearest: ring or direct", name());
 }
 

@@ -127,7 +127,7 @@ class Transport {
     // together. check_peers() throws if one is known to have failed: for waits that make no progress on messages.
     virtual Mapping mapping() { return Mapping::none; }
     virtual std::string mapping_note() { return ""; }
-    virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Shares how);
+    virtual std::unique_ptr<SharedMemory> share(int64_t bytes, Alloc how);
     virtual void check_peers() {}
     // True: hier's two levels have communicators of their own, beside this one: NCCL gives a pair fewer channels in a
     // group of several nodes, also inside a node.

@@ -208,7 +208,7 @@ void VirtualNet::post(Team& team, int place, const Message& m, Ticks time, const
 
 std::string VirtualNet::next_happening() {
     if (happenings_.empty()) return "no rank can continue:" + one_sided();
-    const Happening h = happenings_.top();
+    const NetEvent h = happenings_.top();
     happenings_.pop();
     if (h.arrival)
         arrive(h);
@@ -227,7 +227,7 @@ Ticks VirtualNet::occupy(const Wire& w, int rank, int direction, Ticks time) {
     return port.free;
 }
 
-void VirtualNet::leave(const Happening& h) {
+void VirtualNet::leave(const NetEvent& h) {
     Wire& w = wires_[size_t(h.wire)];
     const bool inside = same_node(w);
     const Port& port = inside ? links_[size_t(2 * w.source)] : cards_[size_t(2 * card_of_[size_t(w.source)])];
@@ -238,7 +238,7 @@ void VirtualNet::leave(const Happening& h) {
     w.sender.reset();
 }
 
-void VirtualNet::arrive(const Happening& h) {
+void VirtualNet::arrive(const NetEvent& h) {
     Wire& w = wires_[size_t(h.wire)];
     const Ticks there = occupy(w, w.destination, 1, h.time);
     const std::shared_ptr<Moving> receiver = std::move(w.receiver);

@@ -91,7 +91,7 @@ class VirtualNet {
     // The group of all ranks, or of `members`, which contain `rank`. Groups with other names are other communicators.
     std::unique_ptr<Transport> transport(int rank);
     std::unique_ptr<Transport> transport(int rank, const std::vector<int>& members, const std::string& name);
-    void give_way() { fibers_.give_way(); }
+    void yield() { fibers_.yield(); }
 
     // Through the busiest port out.
     int64_t busiest_card_bytes() const;
@@ -124,12 +124,12 @@ class VirtualNet {
         Ticks free = 0;
         int64_t bytes = 0;
     };
-    struct Happening {
+    struct NetEvent {
         Ticks time;
         uint64_t key;
         int wire;
         bool arrival;
-        bool operator<(const Happening& o) const {  // the queue's top is the earliest
+        bool operator<(const NetEvent& o) const {  // the queue's top is the earliest
             return std::tie(o.time, o.key, o.wire) < std::tie(time, key, wire);
         }
     };
@@ -139,8 +139,8 @@ class VirtualNet {
     void post(Team& team, int place, const Message& m, Ticks time, const std::shared_ptr<Moving>& moving,
               uint64_t order);
     std::string next_happening();
-    void leave(const Happening& h);
-    void arrive(const Happening& h);
+    void leave(const NetEvent& h);
+    void arrive(const NetEvent& h);
     void complete(Moving& moving, Ticks time);
     bool same_node(const Wire& w) const { return node_of_[size_t(w.source)] == node_of_[size_t(w.destination)]; }
     Ticks occupy(const Wire& w, int rank, int direction, Ticks time);
@@ -156,7 +156,7 @@ class VirtualNet {
     std::map<std::string, Team> teams_;
     std::vector<Wire> wires_;
     std::vector<int> spare_;
-    std::priority_queue<Happening> happenings_;
+    std::priority_queue<NetEvent> happenings_;
     Fibers fibers_;
 };
 

@@ -43,7 +43,7 @@ static std::string page_in(const std::string& directory, int rank) {
 }
 
 // Outlives the Watch if its thread hangs in a file system, so it has nothing of it.
-struct Watch::Courier {
+struct Watch::HostSync {
     std::string own, shared;  // folders
     int rank, size;
     std::atomic<bool> stop = false;
@@ -52,7 +52,7 @@ struct Watch::Courier {
     std::string outgoing;           // for the shared failure.txt
     bool delivered = true;          // all of it
 
-    static void run(const std::shared_ptr<Courier>& c) {
+    static void run(const std::shared_ptr<HostSync>& c) {
         bool failed = false;
         while (!c->stop) {
             const std::string here = c->own + "/failure.txt", there = c->shared + "/failure.txt";
@@ -108,12 +108,12 @@ struct Watch::Courier {
 
 void Watch::share(const std::string& directory) {
     if (!mapped_) return;
-    require(!courier_, "records are handed over in %s already", courier_->shared.c_str());
-    courier_ = std::make_shared<Courier>();
-    courier_->own = options_.directory, courier_->shared = directory;
-    courier_->rank = options_.rank, courier_->size = options_.size;
+    require(!host_sync_, "records are handed over in %s already", host_sync_->shared.c_str());
+    host_sync_ = std::make_shared<HostSync>();
+    host_sync_->own = options_.directory, host_sync_->shared = directory;
+    host_sync_->rank = options_.rank, host_sync_->size = options_.size;
     grace_s_ = 3 * options_.grace_s;  // two couriers' rounds and a network file system
-    std::thread([c = courier_] { Courier::run(c); }).detach();
+    std::thread([c = host_sync_] { HostSync::run(c); }).detach();
 }
 
 Watch::Watch(Options options) : options_(std::move(options)), grace_s_(options_.grace_s) {
@@ -149,7 +149,7 @@ Watch::Watch(Options options) : options_(std::move(options)), grace_s_(options_.
 }
 
 Watch::~Watch() {
-    if (courier_) courier_->stop = true;
+    if (host_sync_) host_sync_->stop = true;
     {
         std::lock_guard lock(mutex_);
         stop_ = true;
@@ -198,8 +198,8 @@ void Watch::wait_for_room(std::unique_lock<std::mutex>& lock) {
         lock.unlock();
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
         if (const double waited = clock.look(); waited > timeout_s() + 2 * grace_s_ + 2)
-            expired(format("waited %.1f s to issue an operation: %llu are not done", waited,
-                           (unsigned long long)kMostOpen));
+            fail_deadline(format("waited %.1f s to issue an operation: %llu are not done", waited,
+                                 (unsigned long long)kMostOpen));
         lock.lock();
     }
 }
@@ -290,11 +290,11 @@ bool Watch::flight_of(int rank, Flight* flight) const {
     }
     if (!mapped_) return false;
     if (read_flight(page_path(rank), flight)) return true;
-    if (!courier_) return false;
-    const std::lock_guard lock(courier_->mutex);
-    const auto it = courier_->brought.find(rank);
-    if (it != courier_->brought.end()) *flight = it->second;
-    return it != courier_->brought.end();
+    if (!host_sync_) return false;
+    const std::lock_guard lock(host_sync_->mutex);
+    const auto it = host_sync_->brought.find(rank);
+    if (it != host_sync_->brought.end()) *flight = it->second;
+    return it != host_sync_->brought.end();
 }
 
 std::string Watch::own_report(const std::string& waiting_for) const {
@@ -398,16 +398,16 @@ void Watch::look_for_requests() {
 
 void Watch::append_report(const std::string& text) const {
     append(failure_path(), text);
-    if (courier_) {
-        const std::lock_guard lock(courier_->mutex);
-        courier_->outgoing += text;
-        courier_->delivered = false;
+    if (host_sync_) {
+        const std::lock_guard lock(host_sync_->mutex);
+        host_sync_->outgoing += text;
+        host_sync_->delivered = false;
     }
     std::fputs(text.c_str(), stderr);
     std::fflush(stderr);
 }
 
-void Watch::expired(const std::string& waiting_for) {
+void Watch::fail_deadline(const std::string& waiting_for) {
     const std::string mine = own_report(waiting_for);
     if (options_.directory.empty()) {
         if (options_.on_failure) options_.on_failure(mine);
@@ -427,7 +427,7 @@ void Watch::expired(const std::string& waiting_for) {
     if (first) {
         append_report(job_report());
         dump_all();
-        if (courier_) courier_->wait_for_delivery();  // it takes the table along
+        if (host_sync_) host_sync_->wait_for_delivery();  // it takes the table along
         std::fprintf(stderr, "(these reports stand in %s, records for torchfrtrace in %s)\n", failure_path().c_str(),
                      dump_folder().c_str());
     }
@@ -483,7 +483,7 @@ void Watch::run_polls() {
         look_for_stopped();
     } catch (const DeadlineError& error) {
         try {
-            expired(error.what());
+            fail_deadline(error.what());
         } catch (const std::exception&) {  // reported; the waits of the other threads end the process
         }
     } catch (const std::exception& error) {
@@ -524,7 +524,8 @@ void Watch::guard() {
         }
         const double waited = since_beat.look();
         if (waited > timeout_s() + 2 * grace_s_ + 2) try {  // later than what the watchdog itself reports
-                expired(format("the watchdog has not moved for %.1f s: it hangs in a call of CUDA or NCCL", waited));
+                fail_deadline(
+                    format("the watchdog has not moved for %.1f s: it hangs in a call of CUDA or NCCL", waited));
             } catch (const std::exception&) {
                 since_beat.restart();
             }

@@ -105,7 +105,7 @@ class Watch {
     }
 
     // Gives up: `waiting_for` says for what and how long. Reports, ends the job or throws DeadlineError.
-    [[noreturn]] void expired(const std::string& waiting_for);
+    [[noreturn]] void fail_deadline(const std::string& waiting_for);
 
     // This rank's report on itself, a few lines; and one line per rank, what each group waits for, and why.
     std::string own_report(const std::string& waiting_for) const;
@@ -125,7 +125,7 @@ class Watch {
     bool flight_of(int rank, Flight* flight) const;
 
    private:
-    struct Courier;
+    struct HostSync;
     int channel(const char* group, int first);  // with the mutex held; -1: there are too many
     void loop();
     void guard();
@@ -167,8 +167,8 @@ class Watch {
     };
     std::vector<Poll> polls_;
     int next_poll_ = 1;
-    std::thread thread_, guard_;        // only with a directory
-    std::shared_ptr<Courier> courier_;  // with share(), until the end
+    std::thread thread_, guard_;           // only with a directory
+    std::shared_ptr<HostSync> host_sync_;  // with share(), until the end
 };
 
 }  // namespace rz

@@ -282,7 +282,7 @@ template <class T, int kVec>
 int launch_backward(const RmsnormBackward& a, CudaStream stream) {
     const int lanes = int(rmsnorm_backward_threads(a.C, kVec));
     const int rows = lanes == 32 ? 4 : 1;
-    const int64_t there = device_attribute(cudaDevAttrMultiProcessorCount) - a.beside.left_free;
+    const int64_t there = device_attribute(cudaDevAttrMultiProcessorCount) - a.beside.reserved_sms;
     const int64_t multiprocessors = there > 1 ? there : 1;
     const int64_t most = (multiprocessors < 256 ? multiprocessors : 256) * (kRmsnormBackwardThreads / lanes);
     const int parts = int(a.N < most ? a.N : most);

@@ -6,7 +6,7 @@
 //
 // All sums are fp32; y is rounded to dtype once. Pointers are aligned to 16 bytes; any C works, C % 8 == 0 is fast.
 
-#include "kernels/runtime/beside.h"
+#include "kernels/runtime/sm_budget.h"
 #include "kernels/runtime/device.h"
 
 namespace rz {
@@ -45,7 +45,7 @@ struct RmsnormBackward {
     uint32_t* amax = nullptr;  // (1) max= magnitudes of dx; optional
     // rmsnorm_backward() takes the context's. The last bits of dw depend on the multiprocessors that are left free, as
     // on those that a device has: there are as many parts as are worked on at a time.
-    BesideCommunication beside = {};
+    SmBudget beside = {};
 };
 
 // dw is first summed over runs of consecutive rows, one row of scratch each: on the CPU over this many, on a device

@@ -57,7 +57,7 @@ Fp8Gather::Fp8Gather(const Ownership& ownership, Fp8Matrices matrices, DType dty
     : ownership_(ownership), dtype_(dtype), streams_(streams) {
     require(matrices.size() == ownership.units().size(), "matrices of %zu units, there are %zu", matrices.size(),
             ownership.units().size());
-    const int ranks = ownership.sharing().cut.size;
+    const int ranks = ownership.shard_groups().shard.size;
     int64_t own_codes = 0, rest = 0;
     std::vector<int64_t> rest_of(size_t(ranks), 0);
     std::vector<int64_t> bytes;
@@ -81,13 +81,13 @@ Fp8Gather::Fp8Gather(const Ownership& ownership, Fp8Matrices matrices, DType dty
     all_scales_ = take(scale_bytes * ranks, MemKind::gathered, "magnitudes of all slices");
     scales_ = take(scale_bytes, MemKind::gathered, "fp8 scales");
     const char* what = "parameters that are not in fp8";
-    own_rest_ = take(rest_of[size_t(ownership.sharing().cut.rank)] * size_of(dtype), MemKind::gathered, what);
+    own_rest_ = take(rest_of[size_t(ownership.shard_groups().shard.rank)] * size_of(dtype), MemKind::gathered, what);
     rest_by_rank_ = take(rest_offsets_.back() * size_of(dtype), MemKind::gathered, what);
     rest_ = take(rest * size_of(dtype), MemKind::gathered, what);
     pool_ = UnitPool(streams.device, bytes, slots, /*in_turn=*/false, MemKind::gathered, "gathered fp8 parameters");
 }
 
-void Fp8Gather::publish(const std::function<const void*(int)>& owned) {
+void Fp8Gather::all_gather_updated(const std::function<const void*(int)>& owned) {
     Stream& comm = streams_.comm();
     comm.wait(streams_.compute.record());
     const auto for_each_part = [&](const auto& body) {
@@ -102,7 +102,7 @@ void Fp8Gather::publish(const std::function<const void*(int)>& owned) {
             comm,
             {.scale = own_scales_.as<Fp8Scale>() + u.first_scale + p.matrix, .x = x, .n = p.elements, .dtype = dtype_});
     });
-    const int ranks = ownership_.sharing().cut.size;
+    const int ranks = ownership_.shard_groups().shard.size;
     const int64_t words = own_scales_.bytes() / 4;  // a gather copies bits
     streams_.mesh.shard().all_gather(comm, {.out = all_scales_.data(),
                                             .in = own_scales_.data(),

@@ -31,8 +31,8 @@ class Fp8Gather {
 
     bool covers(int unit) const { return !units_[size_t(unit)].matrices.empty(); }
     // The owned slices of all units, which owned(unit) gives, are final on the compute stream. Collective.
-    void publish(const std::function<const void*(int)>& owned);
-    // After publish(); collective.
+    void all_gather_updated(const std::function<const void*(int)>& owned);
+    // After all_gather_updated(); collective.
     Event gather(int unit);
     bool holds(int unit) const { return pool_.holds(unit); }
     Fp8Parameters parameters(int unit) const;

@@ -34,13 +34,13 @@ GradientStore::GradientStore(const Ownership& ownership, const ZeroOptions& opti
                     "buckets of gradients: those on the host are reduced unit by unit\n  nearest: no buckets");
     int64_t together = 1;  // blocks in a bucket
     if (bucket >= 2 * block && streams_.mesh.data().size() > 1) {
-        packed_ = MovedBuffer(streams_, group, bucket, dtype, MemKind::gathered, "bucket of gradients", Shares::each);
+        packed_ = CommBuffer(streams_, group, bucket, dtype, MemKind::gathered, "bucket of gradients", Alloc::per_rank);
         full_bytes_ = (bucket - block) * element_;
         together = bucket / block;
     }
     if (options_.whole_gradients()) {
         whole_ =
-            MovedBuffer(streams_, group, ownership_.elements(), dtype, MemKind::gradients, "gradients", Shares::each);
+            CommBuffer(streams_, group, ownership_.elements(), dtype, MemKind::gradients, "gradients", Alloc::per_rank);
         return;
     }
     own_ = options_.offload_grads
@@ -83,7 +83,8 @@ void* GradientStore::gradients(int unit) {
 
 void* GradientStore::owned(int unit) const {
     const OwnedSlice& s = ownership_.owned(unit);
-    return options_.whole_gradients() ? whole_.bytes_at(s.local * element_) : own_.bytes_at(s.packed * element_);
+    return options_.whole_gradients() ? whole_.bytes_at(s.local_offset * element_)
+                                      : own_.bytes_at(s.shard_offset * element_);
 }
 
 void GradientStore::reduce(int unit, bool last) {
@@ -140,7 +141,7 @@ void GradientStore::reduce_scatter(void* out, const void* whole, Offsets offsets
 // Slice r of the bucket: slice r of each unit, one after the other.
 void GradientStore::reduce_together(const std::vector<int>& units, bool last) {
     Stream& comm = streams_.comm();
-    const size_t ranks = size_t(ownership_.sharing().cut.size);
+    const size_t ranks = size_t(ownership_.shard_groups().shard.size);
     std::vector<int64_t> offsets = {0};
     const auto copy_slices = [&](size_t r, int64_t at, bool back) {  // returns where the slice ends
         for (const int unit : units) {

@@ -32,7 +32,7 @@
 #include <vector>
 
 #include "zero/gradient_sink.h"
-#include "zero/moved_buffer.h"
+#include "zero/comm_buffer.h"
 #include "zero/ownership.h"
 #include "zero/streams.h"
 #include "zero/unit_pool.h"
@@ -62,7 +62,7 @@ class GradientStore : public GradientSink {
     void begin_step();
 
     // Called for each unit whose gradients of this step are final, with when they are. One may listen.
-    void on_final(std::function<void(int unit, const Event& ready)> listener) { final_ = std::move(listener); }
+    void on_reduced(std::function<void(int unit, const Event& ready)> listener) { final_ = std::move(listener); }
 
    private:
     void reduce_bucket();
@@ -78,10 +78,10 @@ class GradientStore : public GradientSink {
     ZeroStreams streams_;
     int64_t element_;                             // bytes
     std::optional<DType> once_;                   // of unreduced units that are added once; none: grad_dtype
-    MovedBuffer whole_;                           // this
+    CommBuffer whole_;                            // this
     Buffer own_;                                  // or this
     Buffer arrived_;                              // a reduced slice on its way to be added, or to the host
-    MovedBuffer packed_;                          // the bucket
+    CommBuffer packed_;                           // the bucket
     std::vector<int> waiting_;                    // units of the bucket that fills
     int64_t waiting_bytes_ = 0, full_bytes_ = 0;  // full: no block fits any more
     bool waiting_last_ = false;

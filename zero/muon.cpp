@@ -14,9 +14,9 @@ Muon::Muon(const Ownership& ownership, const ZeroOptions& options, ZeroStreams s
     : ownership_(ownership),
       options_(options),
       streams_(streams),
-      ranks_(ownership.sharing().cut.size),
-      rank_(ownership.sharing().cut.rank),
-      tp_(options.muon.whole ? streams.mesh.place(Axis::tp) : Place{}),
+      ranks_(ownership.shard_groups().shard.size),
+      rank_(ownership.shard_groups().shard.rank),
+      tp_(options.muon.whole ? streams.mesh.place(Axis::tp) : AxisRank{}),
       element_(size_of(options.muon.dtype)) {
     const auto& by_unit = options.muon.matrices;
     require(by_unit.size() == ownership.units().size(), "matrices of %zu units for a rank that holds %zu",
@@ -105,7 +105,7 @@ int64_t Muon::piece_at(const Matrix& m, int of_tp) const {
 
 // The part of a matrix that lies in a rank's slice, within the unit.
 ElementRange Muon::part(int rank, const Matrix& m) const {
-    if (!ownership_.sharing().sliced) return m.elements;
+    if (!ownership_.shard_groups().sharded) return m.elements;
     const std::vector<int64_t>& cuts = ownership_.slices(m.unit);
     const int64_t begin = std::max(m.elements.begin, cuts[size_t(rank)]);
     return {begin, std::max(begin, std::min(m.elements.end, cuts[size_t(rank) + 1]))};
@@ -134,7 +134,7 @@ void Muon::exchange_slices(int round, bool back) {
     };
     for (const Matrix& m : matrices_) {
         if (m.unit < first_unit(round) || m.unit >= end_unit(round)) continue;
-        const bool sums = !back && !ownership_.sharing().sliced;  // all have the same
+        const bool sums = !back && !ownership_.shard_groups().sharded;  // all have the same
         if (!sums) bytes += m.elements.size() * element_ + (has_rows() ? m.rows_in(m.elements).size() * 4 : 0);
         for (int peer = 0; peer < ranks_; ++peer) {  // the owner with everyone, the others with the owner
             const bool gathers = m.owner == rank_;
@@ -148,9 +148,9 @@ void Muon::exchange_slices(int round, bool back) {
             move(back ? row : my_rows, back ? my_rows : row, rows.size() * 4, peer, gathers == back);
         }
     }
-    if (ranks_ == 1 || (!back && !ownership_.sharing().sliced)) return;
-    const Sharing& sharing = ownership_.sharing();
-    Collectives& group = sharing.sliced ? streams_.mesh.shard() : streams_.mesh.data();
+    if (ranks_ == 1 || (!back && !ownership_.shard_groups().sharded)) return;
+    const ShardGroups& shard_groups = ownership_.shard_groups();
+    Collectives& group = shard_groups.sharded ? streams_.mesh.shard() : streams_.mesh.data();
     group.exchange(comm, back ? "muon results" : "muon sums", messages, bytes);
 }
 
@@ -204,7 +204,7 @@ void Muon::momentum(int round, const OwnedRange& r, int64_t by, const float* gra
                                      .grad = r.grad,
                                      .grad_scale = grad_scale,
                                      .n = r.elements.size(),
-                                     .first = r.logical,
+                                     .first = r.global_offset,
                                      .momentum = options_.muon.momentum,
                                      .step = step,
                                      .seed = options_.rounding_seed,
@@ -268,7 +268,7 @@ void Muon::step(int round, const OwnedRange& r, int64_t by, const float* grad_sc
                                  .x = own_part(round, m) + by * element_,
                                  .grad_scale = grad_scale,
                                  .n = r.elements.size(),
-                                 .first = r.logical,
+                                 .first = r.global_offset,
                                  .keep = float(1 - (m.decays ? rate * double(weight_decay) : 0)),
                                  .rate = float(rate * scale_of(options_.muon.scale, double(m.rows), double(m.cols))),
                                  .step = step,

@@ -74,7 +74,7 @@ class Muon {
     int64_t piece_at(const Matrix& m, int of_tp) const;
     bool owns(const Matrix& m) const { return m.owner == rank_ && m.of_tp == tp_.rank; }
     // In memory of its own.
-    bool has_whole() const { return (ownership_.sharing().sliced && ranks_ > 1) || tp_.size > 1; }
+    bool has_whole() const { return (ownership_.shard_groups().sharded && ranks_ > 1) || tp_.size > 1; }
     int slots() const { return exchanges() ? 3 : 1; }
     bool has_rows() const { return options_.muon.beta2 > 0; }
     char* own_part(int round, const Matrix& m) { return parts_[size_t(round % slots())].bytes_at(m.own_at); }
@@ -95,7 +95,7 @@ class Muon {
     const ZeroOptions& options_;
     ZeroStreams streams_;
     int ranks_, rank_;
-    Place tp_;         // the ranks that have pieces; alone where none are to be put together
+    AxisRank tp_;      // the ranks that have pieces; alone where none are to be put together
     int64_t element_;  // bytes
     std::vector<Matrix> matrices_;
     std::vector<int> rounds_;        // the first unit of each

@@ -134,7 +134,7 @@ Event HostAdamW::update(const OwnedRange& r, int64_t elements, AdamW a) {
     a.segment_end = segment_end_.data();
     a.decays = segment_decays_.data();
     a.segments = int64_t(segment_end_.size());
-    a.first = r.logical;
+    a.first = r.global_offset;
     adamw(host_, a);
     if (r.ema)
         ema(host_, {.average = static_cast<float*>(r.ema),

@@ -34,7 +34,8 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
         "  nearest: master_dtype fp32",
         name_of(options_.master_dtype), name_of(options_.param_dtype));
     const UnitLayout& last = ownership_.units().back();
-    require(segments_ > 0 && decay.decays.size() == decay.end.size() && decay.end.back() >= last.logical + last.padded,
+    require(segments_ > 0 && decay.decays.size() == decay.end.size() &&
+                decay.end.back() >= last.global_offset + last.padded,
             "decay segments do not cover the parameters");
     require(options_.ema == 0 || options_.master_dtype == DType::f32, "an average of masters that are %s",
             name_of(options_.master_dtype));
@@ -66,7 +67,7 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
         tiles_.emplace(streams_, options_, options_.slices_state() ? ownership_.largest_owned() : owned);
     if (by_host) {
         host_.emplace(streams_, options_, decay, second_moments());
-        grads_.on_final([this](int unit, const Event& ready) {
+        grads_.on_reduced([this](int unit, const Event& ready) {
             for (const OwnedRange& r : owned_)
                 if (r.unit == unit && r.matrix < 0) host_->fetch_gradient(r, ready);
         });
@@ -74,7 +75,7 @@ ShardedAdamW::ShardedAdamW(const Ownership& ownership, ParameterCache& params, G
 }
 
 ShardedAdamW::~ShardedAdamW() {
-    grads_.on_final({});
+    grads_.on_reduced({});
     streams_.drain();
 }
 
@@ -105,9 +106,9 @@ void ShardedAdamW::index_owned() {
             whole.grad = grads_.owned(u);
             whole.matrix = of_matrix;
             OwnedRange r = part_of(whole, run.begin - slice.elements.begin, run.size(), options_);
-            r.master = master_ ? master_.bytes_at(r.packed * size_of(options_.master_dtype)) : r.param;
-            r.m = m_.bytes_at(r.packed * size_of(options_.adam_dtype));
-            if (ema_) r.ema = ema_.bytes_at(r.packed * 4);
+            r.master = master_ ? master_.bytes_at(r.shard_offset * size_of(options_.master_dtype)) : r.param;
+            r.m = m_.bytes_at(r.shard_offset * size_of(options_.adam_dtype));
+            if (ema_) r.ema = ema_.bytes_at(r.shard_offset * 4);
             if (of_matrix < 0) {
                 r.v = v_.bytes_at(second * size_of(options_.adam_dtype));
                 r.second = second;
@@ -196,15 +197,15 @@ std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own
 // block that two ranks share, one after the other.
 void ShardedAdamW::index_block_sums() {
     std::vector<int64_t> places;  // logical offset of what is summed, in the order in which the sums are gathered
-    const Sharing& sharing = ownership_.sharing();
-    const bool gathers = sharing.sliced && sharing.cut.size > 1;
+    const ShardGroups& shard_groups = ownership_.shard_groups();
+    const bool gathers = shard_groups.sharded && shard_groups.shard.size > 1;
     if (gathers) rank_sums_ = {0};
-    for (int r = 0; r < (gathers ? sharing.cut.size : 1); ++r) {
+    for (int r = 0; r < (gathers ? shard_groups.shard.size : 1); ++r) {
         for (const UnitLayout& u : ownership_.units()) {
-            const ElementRange slice = gathers ? u.slice(r, sharing.cut.size) : ElementRange{0, u.padded};
+            const ElementRange slice = gathers ? u.slice(r, shard_groups.shard.size) : ElementRange{0, u.padded};
             for (const ElementRange& run : u.counted(slice))
                 for (int64_t at = run.begin; at < run.end; at = (at / u.block + 1) * u.block)
-                    places.push_back(u.logical + at);
+                    places.push_back(u.global_offset + at);
         }
         if (gathers) rank_sums_.push_back(2 * int64_t(places.size()));
     }
@@ -230,7 +231,7 @@ void ShardedAdamW::sum_blocks() {
     Stream& compute = streams_.compute;
     Stream& comm = streams_.comm();
     double* stage = block_sums_.as<double>() + place(stage_sums_, streams_.mesh.model().rank());
-    double* own = stage + place(rank_sums_, ownership_.sharing().cut.rank);
+    double* own = stage + place(rank_sums_, ownership_.shard_groups().shard.rank);
     double* sums = own;
     for (int u = 0; u < int(ownership_.units().size()); ++u) {
         const UnitLayout& unit = ownership_.unit(u);
@@ -290,11 +291,12 @@ void ShardedAdamW::watched(const OwnedRange& range, int64_t local, int64_t eleme
 void ShardedAdamW::for_each_rate(const OwnedRange& range, int64_t elements,
                                  const std::function<void(const OwnedRange&, int64_t, float)>& body) const {
     if (rates_.empty()) return body(range, elements, 1);
-    size_t s = size_t(std::upper_bound(rate_end_.begin(), rate_end_.end(), range.logical) - rate_end_.begin());
+    size_t s = size_t(std::upper_bound(rate_end_.begin(), rate_end_.end(), range.global_offset) - rate_end_.begin());
     for (int64_t at = 0; at < elements;) {
         const float rate = rates_[s];
         while (s + 1 < rates_.size() && rates_[s + 1] == rate) ++s;
-        const int64_t n = s + 1 < rates_.size() ? std::min(elements, rate_end_[s] - range.logical) - at : elements - at;
+        const int64_t n =
+            s + 1 < rates_.size() ? std::min(elements, rate_end_[s] - range.global_offset) - at : elements - at;
         body(part_of(range, at, n, options_), n, rate);
         at += n;
         ++s;
@@ -344,13 +346,14 @@ Event ShardedAdamW::update_range(const OwnedRange& range, int64_t elements, floa
     };
     const auto change = [&](const OwnedRange& whole, int64_t all) {
         for_each_rate(whole, all, [&](const OwnedRange& part, int64_t elements, float rate) {
-            watched(part, range.local + (part.logical - range.logical), elements, [&](const OwnedRange& r) {
-                AdamW a = at_rate(rate);
-                a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
-                a.n = r.elements.size(), a.first = r.logical;
-                adamw(streams_.compute, a);
-                move_average(streams_.compute, r, scale());
-            });
+            watched(part, range.local_offset + (part.global_offset - range.global_offset), elements,
+                    [&](const OwnedRange& r) {
+                        AdamW a = at_rate(rate);
+                        a.param = r.param, a.master = r.master, a.m = r.m, a.v = r.v, a.grad = r.grad;
+                        a.n = r.elements.size(), a.first = r.global_offset;
+                        adamw(streams_.compute, a);
+                        move_average(streams_.compute, r, scale());
+                    });
         });
     };
     require(!watcher_ || !host_, "the host's AdamW is not watched");
@@ -403,12 +406,12 @@ void ShardedAdamW::update_whole(float learning_rate, int64_t step) {
         int64_t elements = 0;
         for (next = first; next < owned_.size(); ++next) {
             const OwnedRange& r = owned_[next];
-            if (r.logical - r.local != owned_[first].logical - owned_[first].local) break;
+            if (r.global_offset - r.local_offset != owned_[first].global_offset - owned_[first].local_offset) break;
             elements += r.elements.size();
         }
         streams_.compute.wait(update_range(owned_[first], elements, learning_rate, step));
     }
-    for (int u = 0; u < int(ownership_.units().size()); ++u) params_.publish(u);
+    for (int u = 0; u < int(ownership_.units().size()); ++u) params_.all_gather_updated(u);
 }
 
 // While the matrices of one round are orthogonalised, the next one's sums and the last one's results travel.
@@ -427,7 +430,7 @@ void ShardedAdamW::begin_round(int round, int64_t step) {
         OwnedRange only = r;  // what the momentum needs: the rest stays where it is
         only.param = only.master = only.ema = nullptr;
         on_device(only, r.elements.size(), [&](const OwnedRange& part, int64_t) {
-            muon_->momentum(round, part, part.logical - r.logical, scale(), step);
+            muon_->momentum(round, part, part.global_offset - r.global_offset, scale(), step);
         });
     }
     muon_->send(round);
@@ -446,15 +449,16 @@ void ShardedAdamW::finish_round(int round, float learning_rate, int64_t step) {
         OwnedRange only = r;
         if (tiles_) only.m = only.grad = nullptr;
         streams_.compute.wait(on_device(only, r.elements.size(), [&](const OwnedRange& there, int64_t elements) {
-            watched(there, there.local, elements, [&](const OwnedRange& part) {
-                muon_->step(round, part, part.logical - r.logical, scale(), learning_rate, adamw_.weight_decay, step);
+            watched(there, there.local_offset, elements, [&](const OwnedRange& part) {
+                muon_->step(round, part, part.global_offset - r.global_offset, scale(), learning_rate,
+                            adamw_.weight_decay, step);
                 move_average(streams_.compute, part, scale());
             });
         }));
     });
     for (int u = first; u < end; ++u) {
         work_scope.unit = u;
-        params_.publish(u);
+        params_.all_gather_updated(u);
     }
     work_scope = {};
 }
@@ -466,12 +470,12 @@ void ShardedAdamW::update_slices(const std::function<Event(const OwnedRange&)>& 
         work_scope.unit = u;
         Event final;
         for (; range != owned_.end() && range->unit == u; ++range) final = change(*range);  // none of a small unit
-        params_.publish(u, final);
+        params_.all_gather_updated(u, final);
     }
     work_scope = {};
 }
 
-void ShardedAdamW::publish() {
+void ShardedAdamW::all_gather_updated() {
     update_slices([&](const OwnedRange& r) {
         if (master_)
             cast(streams_.compute, {.out = r.param,
@@ -531,7 +535,7 @@ void ShardedAdamW::show_average() {
 void ShardedAdamW::show_weights() {
     streams_.compute_waits(streams_.comm().record());
     if (!master_) exchange_average();
-    publish();
+    all_gather_updated();
 }
 
 void ShardedAdamW::set_updates(int64_t updates) {

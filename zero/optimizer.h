@@ -65,10 +65,10 @@ class ShardedAdamW {
     void set_loss_scale(const LossScaleState&);  // for resuming; waits for the compute stream
 
     // For initialisation, checkpoints and export; none is empty. Masters may be written through these on the compute
-    // stream; publish() then rounds them into the parameters of every rank. Elements beyond the unit's size must stay
-    // zero.
+    // stream; all_gather_updated() then rounds them into the parameters of every rank. Elements beyond the unit's size
+    // must stay zero.
     const std::vector<OwnedRange>& owned() const { return owned_; }
-    void publish();
+    void all_gather_updated();
 
     // With ZeroOptions::ema, which update() moves; without, nothing. The average becomes what the masters are now.
     void begin_average();

@@ -21,28 +21,28 @@ struct ZeroOptions;
 struct OwnedSlice {
     int unit;
     ElementRange elements;  // within the unit
-    int64_t local;          // offset of the first element in the flat buffer of this rank
-    int64_t logical;        // and in that of the whole model
-    int64_t packed;         // and in a buffer that holds owned slices only, one after the other
+    int64_t local_offset;   // of the first element in the flat buffer of this rank
+    int64_t global_offset;  // in that of the whole model
+    int64_t shard_offset;   // in a buffer that holds owned slices only, one after the other
     bool operator==(const OwnedSlice&) const = default;
 };
 
 // Groups of the ranks that hold the same units.
-struct Sharing {
-    Place cut;            // among the ranks that a unit is cut for
-    Place copies;         // among those that own the very same
-    bool sliced = false;  // whether a rank owns its slice alone
+struct ShardGroups {
+    AxisRank shard;        // among the ranks that a unit is cut for
+    AxisRank replicate;    // among those that own the very same
+    bool sharded = false;  // whether a rank owns its slice alone
 };
-Sharing sharing_of(const ZeroOptions&, const Mesh&);
+ShardGroups shard_groups_of(const ZeroOptions&, const Mesh&);
 
 class Ownership {
    public:
     // Units in the order in which they lie in the flat buffer, without gaps.
-    Ownership(std::vector<UnitLayout> units, const Sharing& sharing);
+    Ownership(std::vector<UnitLayout> units, const ShardGroups& shard_groups);
 
     const std::vector<UnitLayout>& units() const { return units_; }
     const UnitLayout& unit(int u) const { return units_[size_t(u)]; }
-    const Sharing& sharing() const { return sharing_; }
+    const ShardGroups& shard_groups() const { return shard_groups_; }
     int64_t elements() const { return elements_; }  // padded, of all units
     int64_t owned_elements() const { return owned_elements_; }
 
@@ -56,7 +56,7 @@ class Ownership {
 
    private:
     std::vector<UnitLayout> units_;
-    Sharing sharing_;
+    ShardGroups shard_groups_;
     std::vector<OwnedSlice> owned_;
     std::vector<std::vector<int64_t>> slices_, parts_;
     int64_t elements_ = 0, owned_elements_ = 0;

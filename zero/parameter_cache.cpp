@@ -16,17 +16,17 @@ ParameterCache::ParameterCache(const Ownership& ownership, const ZeroOptions& op
             options_.stage);
     if (options_.offload_params) from_host_.emplace(streams_.device, kFromHostStream);
     const DType dtype = options_.param_dtype;
-    const Sharing& sharing = ownership_.sharing();
-    if (options_.whole_parameters() && sharing.sliced && sharing.cut.size > 1)
-        params_ = MovedBuffer(streams_, streams_.mesh.shard(), ownership_.elements(), dtype, MemKind::parameters,
-                              "parameters", Shares::one);
+    const ShardGroups& shard_groups = ownership_.shard_groups();
+    if (options_.whole_parameters() && shard_groups.sharded && shard_groups.shard.size > 1)
+        params_ = CommBuffer(streams_, streams_.mesh.shard(), ownership_.elements(), dtype, MemKind::parameters,
+                             "parameters", Alloc::shared);
     else if (options_.offload_params)
         params_ =
-            MovedBuffer(streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters"));
+            CommBuffer(streams_.take_pinned(ownership_.owned_elements(), dtype, MemKind::parameters, "parameters"));
     else
         params_ =
-            MovedBuffer(streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
-                                      dtype, MemKind::parameters, "parameters"));
+            CommBuffer(streams_.take(options_.whole_parameters() ? ownership_.elements() : ownership_.owned_elements(),
+                                     dtype, MemKind::parameters, "parameters"));
     if (!options_.whole_parameters())
         gathered_ = UnitPool(streams_.device, wide_bytes(), gathered_at_once(), options_.in_turn, MemKind::gathered,
                              "gathered parameters");
@@ -50,7 +50,7 @@ int ParameterCache::gathered_at_once() const {
 
 void* ParameterCache::owned(int unit) const {
     const OwnedSlice& s = ownership_.owned(unit);
-    return params_.bytes_at((options_.whole_parameters() ? s.local : s.packed) * element_);
+    return params_.bytes_at((options_.whole_parameters() ? s.local_offset : s.shard_offset) * element_);
 }
 
 void ParameterCache::gather(int unit) {
@@ -114,10 +114,10 @@ void ParameterCache::release(int unit) {
     if (!options_.whole_parameters()) gathered_.give_back(unit, streams_.compute.record());
 }
 
-void ParameterCache::publish(int unit, const Event& final) {
+void ParameterCache::all_gather_updated(int unit, const Event& final) {
     ++version_;
-    const Sharing& sharing = ownership_.sharing();
-    if (!sharing.sliced || (options_.whole_parameters() && sharing.cut.size == 1)) {
+    const ShardGroups& shard_groups = ownership_.shard_groups();
+    if (!shard_groups.sharded || (options_.whole_parameters() && shard_groups.shard.size == 1)) {
         streams_.compute.wait(final);
         return;
     }
@@ -126,7 +126,7 @@ void ParameterCache::publish(int unit, const Event& final) {
     Stream& comm = streams_.comm();
     if (fp8_ && unit + 1 == int(ownership_.units().size())) {
         for (const UnitState& each : state_) comm.wait(each.own_ready);
-        fp8_->publish([this](int u) { return owned(u); });
+        fp8_->all_gather_updated([this](int u) { return owned(u); });
     }
     if (!options_.whole_parameters()) return;  // gather() waits
     comm.wait(std::exchange(s.own_ready, Event()));

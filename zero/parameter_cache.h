@@ -7,14 +7,14 @@
 //
 // The events between compute and communication, by unit:
 //
-//   publish(u)      compute -> comm    the owned slice is final
-//   gather(u)       comm -> compute    the unit is whole; waited for in parameters(u)
-//   release(u)      compute -> comm    the slot may be written again
+//   all_gather_updated(u)  compute -> comm    the owned slice is final
+//   gather(u)              comm -> compute    the unit is whole; waited for in parameters(u)
+//   release(u)             compute -> comm    the slot may be written again
 
 #include <optional>
 
 #include "zero/fp8_gather.h"
-#include "zero/moved_buffer.h"
+#include "zero/comm_buffer.h"
 #include "zero/ownership.h"
 #include "zero/parameter_source.h"
 #include "zero/streams.h"
@@ -50,7 +50,7 @@ class ParameterCache : public ParameterSource {
     void* owned(int unit) const;
     // The owned slice of the unit is final on the compute stream and after `final`: it goes to the ranks that keep the
     // unit whole, or waits to be gathered. All ranks publish all units, in one order, whether or not they own a part.
-    void publish(int unit, const Event& final = {});
+    void all_gather_updated(int unit, const Event& final = {});
 
    private:
     struct UnitState {
@@ -65,8 +65,8 @@ class ParameterCache : public ParameterSource {
     const Ownership& ownership_;
     ZeroOptions options_;
     ZeroStreams streams_;
-    int64_t element_;     // bytes
-    MovedBuffer params_;  // whole, or owned slices, which may be on the host
+    int64_t element_;    // bytes
+    CommBuffer params_;  // whole, or owned slices, which may be on the host
     UnitPool gathered_;
     std::optional<Fp8Gather> fp8_;
     std::vector<UnitState> state_;

@@ -76,7 +76,7 @@ inline OwnedRange part_of(const OwnedRange& r, int64_t by, int64_t count, const 
     const auto move = [by](void* p, DType d) -> void* { return p ? static_cast<char*>(p) + by * size_of(d) : nullptr; };
     OwnedRange out = r;
     out.elements = {r.elements.begin + by, r.elements.begin + by + count};
-    out.local += by, out.logical += by, out.packed += by, out.second += by;
+    out.local_offset += by, out.global_offset += by, out.shard_offset += by, out.second += by;
     out.param = move(r.param, o.param_dtype);
     out.master = move(r.master, o.master_dtype);
     out.m = move(r.m, o.adam_dtype);

@@ -31,13 +31,13 @@ struct ElementRange {
 
 struct UnitLayout {
     std::string name;
-    int64_t offset = 0;   // elements, in the flat buffer; a multiple of 256
-    int64_t size = 0;     // elements that hold parameters
-    int64_t block = 0;    // elements, a multiple of 256
-    int64_t padded = 0;   // elements with the padding at the end; a whole number of blocks, or equal slices
-    int64_t logical = 0;  // of the first element in the whole model's buffer, where each unit is whole blocks
+    int64_t offset = 0;         // elements, in the flat buffer; a multiple of 256
+    int64_t size = 0;           // elements that hold parameters
+    int64_t block = 0;          // elements, a multiple of 256
+    int64_t padded = 0;         // elements with the padding at the end; a whole number of blocks, or equal slices
+    int64_t global_offset = 0;  // of the first element in the whole model's buffer, where each unit is whole blocks
     // Ascending, within the unit: what another rank that holds the same elements counts in the gradient norm.
-    std::vector<ElementRange> counted_elsewhere = {};
+    std::vector<ElementRange> owned_by_other_rank = {};
     bool equal = false;  // slices are, among the ranks that `padded` was chosen for
 
     static constexpr int64_t kMostBlocks = 1024, kFineGrain = 16;
@@ -57,7 +57,7 @@ struct UnitLayout {
     std::vector<ElementRange> counted(ElementRange range) const {
         range.end = std::min(range.end, blocks() * block);
         std::vector<ElementRange> out;
-        for (const ElementRange& other : counted_elsewhere) {
+        for (const ElementRange& other : owned_by_other_rank) {
             if (other.end <= range.begin || other.begin >= range.end) continue;
             if (other.begin > range.begin) out.push_back({range.begin, other.begin});
             range.begin = std::min(other.end, range.end);
@@ -89,7 +89,7 @@ inline UnitLayout make_unit(std::string name, int64_t offset, int64_t size, int6
             .size = size,
             .block = block,
             .padded = equal ? in_equal_slices : round_up(size, block),
-            .logical = offset,
+            .global_offset = offset,
             .equal = equal};
 }
 

@@ -36,7 +36,7 @@ struct Zero {
          const ZeroOptions& o, const AdamWOptions& adamw, Mesh& mesh, CommMeter* meter = nullptr)
         : options(o),
           streams{device, compute, mesh, meter},
-          ownership(std::move(units), sharing_of(options, mesh)),
+          ownership(std::move(units), shard_groups_of(options, mesh)),
           params(ownership, options, streams),
           grads(ownership, options, streams),
           optimizer(ownership, params, grads, decay, options, adamw, streams) {

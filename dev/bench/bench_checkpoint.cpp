@@ -21,7 +21,7 @@
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/json.h"
 #include "llama/model/presets.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/base/version.h"
 
 namespace rz {
@@ -115,10 +115,10 @@ int run(int argc, char** argv) {
         config.resolve();
         Mesh mesh(process, device);
         const DType dtype = parse_dtype("--dtype", f.dtype);
-        TrainingCore core(config,
-                          {.zero = {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype},
-                           .stage = {.B = 1, .T = 64}},
-                          device, mesh);
+        TrainState core(config,
+                        {.zero = {.stage = f.stage, .param_dtype = dtype, .grad_dtype = dtype, .wire_dtype = dtype},
+                         .stage = {.B = 1, .T = 64}},
+                        device, mesh);
         initialise_weights(core.table, 1, core.compute, core.zero);
         core.compute.synchronize();
         const std::string folder = f.folder + "/bench_checkpoint";

@@ -76,7 +76,7 @@ class Bench {
             algorithms_[name] = make_collectives(algorithm, *transport_, o.collectives);
             if (!shares || name == "staged") continue;
             for (SharedMemory*& window : windows_[name])
-                window = algorithms_[name]->allocate(o.max_bytes, name == "common" ? Shares::one : Shares::each);
+                window = algorithms_[name]->allocate(o.max_bytes, name == "common" ? Alloc::shared : Alloc::per_rank);
         }
     }
 

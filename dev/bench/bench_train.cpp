@@ -35,7 +35,7 @@
 #include "llama/report/device_peak.h"
 #include "llama/base/json.h"
 #include "llama/model/presets.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/base/version.h"
 #include "llama/model/weights.h"
 
@@ -115,7 +115,7 @@ struct Bench {
     }
 
     Mesh mesh;
-    TrainingCore core;
+    TrainState core;
     const ParamTable& table = core.table;
     Stream& compute = core.compute;
     Zero& zero = core.zero;
@@ -420,7 +420,7 @@ int run(int argc, char** argv) {
     add_options(app, flags, o);
     CLI11_PARSE(app, argc, argv);
     if (flags.threads > 0)
-        omp_set_num_threads(int(flags.threads));  // what the heading shows; each stream is told in TrainingCore
+        omp_set_num_threads(int(flags.threads));  // what the heading shows; each stream is told in TrainState
 
     std::string note;
     RankContext context;

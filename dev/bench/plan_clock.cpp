@@ -29,7 +29,7 @@
 #include "llama/parallel/executor.h"
 #include "llama/plan/cost.h"
 #include "llama/train/batches.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/train/options.h"
 #include "llama/train/plan_memory.h"
 #include "llama/train/trainer.h"
@@ -263,7 +263,7 @@ int links(const LinkOptions& o) {
 // A model trained on noise, on this CPU.
 struct Training {
     Mesh mesh;
-    TrainingCore core;
+    TrainState core;
     int64_t T;
     std::vector<int32_t> tokens, targets, rows, starts, ids;
     DeviceBatch batch{};

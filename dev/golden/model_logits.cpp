@@ -17,7 +17,7 @@
 #include "llama/model/hf.h"
 #include "llama/model/model.h"
 #include "llama/model/weights.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 namespace {
@@ -71,7 +71,7 @@ void write_gradients(const Request& r, const std::string& folder, const ModelCon
     CoreOptions options;
     options.stage.B = B;
     options.stage.T = T;
-    TrainingCore core(config, options, device, mesh);
+    TrainState core(config, options, device, mesh);
     load_weights(folder, core.table, device, core.compute, core.zero);
     std::vector<int32_t> rows(tokens.ids.size()), starts(rows.size() + 1), ids(rows.size());
     const int64_t distinct = embedding_plan(tokens.ids.data(), N, config.vocab, rows.data(), starts.data(), ids.data());

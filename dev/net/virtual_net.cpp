@@ -24,7 +24,7 @@
 #include "llama/model/presets.h"
 #include "llama/plan/cost.h"
 #include "llama/report/plot.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 namespace {
@@ -303,7 +303,7 @@ StepTime zero3(const Machine& machine, const NetMachine& net_machine, int ranks,
             return ticks;
         };
         Mesh mesh(net, rank, how);
-        TrainingCore core(
+        TrainState core(
             llama2_7b(tokens),
             {.zero = {.stage = 3, .param_dtype = DType::bf16, .grad_dtype = DType::bf16, .wire_dtype = DType::bf16},
              .adamw = {},

@@ -17,7 +17,7 @@
 // q[b*q_batch + t*q_row + head*D + d], all in elements; o and its gradient use o_*, k and v (and dk, dv) use kv_*.
 // Rows are aligned to 16 bytes where D % 8 == 0. Any even D up to 256, any lengths.
 
-#include "kernels/runtime/beside.h"
+#include "kernels/runtime/sm_budget.h"
 #include "kernels/rope.h"
 #include "kernels/runtime/device.h"
 
@@ -56,8 +56,8 @@ struct AttentionForward {
     const void* k;  // (B, Tk, K, D) strided
     const void* v;  // (B, Tk, K, D) strided
     AttentionShape shape;
-    uint32_t* amax = nullptr;         // (1) max= magnitudes of o (kernels/magnitude.h); optional
-    BesideCommunication beside = {};  // attention_forward() takes the context's; no bit depends on it
+    uint32_t* amax = nullptr;  // (1) max= magnitudes of o (kernels/magnitude.h); optional
+    SmBudget beside = {};      // attention_forward() takes the context's; no bit depends on it
 };
 
 // Two runs give the same bits: no atomics; dk and dv are summed over the group's heads in order. lse and o may be those
@@ -85,7 +85,7 @@ struct AttentionBackward {
     // bits are those of rope() after the call, its amax of all three included; the tensor-core kernels do it in their
     // stores. Without x: none. Not with sum_dkv.
     Rope back = {};
-    BesideCommunication beside = {};  // attention_backward() takes the context's; no bit depends on it
+    SmBudget beside = {};  // attention_backward() takes the context's; no bit depends on it
 };
 
 int64_t attention_backward_workspace(const AttentionShape&);  // in bytes

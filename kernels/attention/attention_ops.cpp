@@ -101,9 +101,9 @@ static void check_back(const char* op, const AttentionBackward& a) {
     check_pointer(op, "sin_table", r.sin_table, 4);
 }
 
-static BesideCommunication beside_of(const Stream& stream) {
+static SmBudget beside_of(const Stream& stream) {
     RankContext& context = stream.context();
-    BesideCommunication beside = context.beside;
+    SmBudget beside = context.beside;
     if (context.draws == nullptr) context.draws = &stream;
     if (context.draws != &stream) beside.next_tile = nullptr;
     return beside;

@@ -267,7 +267,7 @@ inline bool compiled_for_sm90a(const void* kernel) {
 
 // The order for the current device, less the multiprocessors that are left free. A thread keeps what it has chosen for
 // its last shapes.
-inline WorkOrder work_order(const WorkShape& shape, const BesideCommunication& beside) {
+inline WorkOrder work_order(const WorkShape& shape, const SmBudget& beside) {
     struct Known {
         WorkShape shape;
         int blocks;
@@ -276,7 +276,7 @@ inline WorkOrder work_order(const WorkShape& shape, const BesideCommunication& b
     };
     constexpr size_t kKeep = 16;
     static thread_local std::vector<Known> known;
-    const int blocks = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount) - beside.left_free);
+    const int blocks = std::max(1, device_attribute(cudaDevAttrMultiProcessorCount) - beside.reserved_sms);
     const int64_t l2 = device_attribute(cudaDevAttrL2CacheSize);
     for (const Known& k : known)
         if (k.shape == shape && k.blocks == blocks && k.l2 == l2) return k.order;

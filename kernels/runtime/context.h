@@ -7,7 +7,7 @@
 #include <memory>
 #include <mutex>
 
-#include "kernels/runtime/beside.h"
+#include "kernels/runtime/sm_budget.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/runtime/planned.h"
 
@@ -31,7 +31,7 @@ struct RankContext {
     // Another rank has gone, and what waited for it on a GPU was aborted: waits for streams and events throw, since
     // what lies in memory is not what was meant.
     std::atomic<bool> given_up = false;
-    BesideCommunication beside;
+    SmBudget beside;
     const Stream* draws = nullptr;  // the stream whose kernels use beside.next_tile: two kernels at a time must not
 
     // State of kernels/gemm and kernels/fp8, which make it at the first use, under `gemm_mutex`.

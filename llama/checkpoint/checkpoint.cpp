@@ -40,7 +40,7 @@ static double seconds_since(std::chrono::steady_clock::time_point start) {
 // ---- shares ---------------------------------------------------------------------------------------------------------
 
 static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
-    const Place holder = zero.ownership.sharing().copies;
+    const AxisRank holder = zero.ownership.shard_groups().replicate;
     const std::vector<int64_t> cuts = even_offsets(r.elements.size(), holder.size, 256);
     return {cuts[size_t(holder.rank)], cuts[size_t(holder.rank) + 1]};
 }
@@ -61,7 +61,7 @@ std::vector<int64_t> shape_in(const StateArray& array, const ParamTable& table, 
 
 TensorRun run_in(const StateArray& array, const OwnedRange& r, const ParamTable& table, const TensorRun& run) {
     TensorRun out = run;
-    out.local = array.count(r, run.local - r.local);
+    out.local = array.count(r, run.local - r.local_offset);
     if (array.whose != Whose::rows) return out;
     const int64_t columns = table.tensors()[size_t(run.tensor)].shape[1];
     out.first = ceil_div(run.first, columns);
@@ -155,7 +155,7 @@ void CheckpointWriter::for_each_piece(const OwnedRange& r, const StateArray& arr
         const TensorRun here = run_in(array, r, table_, run);
         if ((run.owned || on_several_hosts()) && here.count > 0) body(here);
     };
-    table_.for_each_run(r.local, r.local + r.elements.size(), kPieceBytes / size_of(array.dtype), visit);
+    table_.for_each_run(r.local_offset, r.local_offset + r.elements.size(), kPieceBytes / size_of(array.dtype), visit);
 }
 
 CopyLayout CheckpointWriter::layout() const {

@@ -150,24 +150,25 @@ struct Target {
 // Reads this rank's share of an owned range into `to`, converted; with no data only into the hash.
 void read_share(PartReader& reader, const ParamTable& table, const OwnedRange& r, ElementRange share, Target to,
                 Buffer& stored, Buffer& converted, Stream& stream) {
-    table.for_each_run(r.local + share.begin, r.local + share.end, kPiece, [&](const TensorRun& elements) {
-        const TensorRun run = run_in(reader.array(), r, table, elements);
-        if (run.count == 0 || (!run.owned && to.data == nullptr)) return;
-        reader.read(size_t(run.tensor), run.first, run.count, run.owned, stored.data());
-        if (to.data == nullptr) return;
-        const bool same = reader.dtype() == to.dtype;
-        if (!same)
-            convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
-                    table.tensors()[size_t(run.tensor)].name.c_str());
-        stream.copy(static_cast<char*>(to.data) + run.local * size_of(to.dtype),
-                    same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
-        stream.synchronize();  // the buffers are filled again
-    });
+    table.for_each_run(r.local_offset + share.begin, r.local_offset + share.end, kPiece,
+                       [&](const TensorRun& elements) {
+                           const TensorRun run = run_in(reader.array(), r, table, elements);
+                           if (run.count == 0 || (!run.owned && to.data == nullptr)) return;
+                           reader.read(size_t(run.tensor), run.first, run.count, run.owned, stored.data());
+                           if (to.data == nullptr) return;
+                           const bool same = reader.dtype() == to.dtype;
+                           if (!same)
+                               convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
+                                       table.tensors()[size_t(run.tensor)].name.c_str());
+                           stream.copy(static_cast<char*>(to.data) + run.local * size_of(to.dtype),
+                                       same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
+                           stream.synchronize();  // the buffers are filled again
+                       });
 }
 
 // Offsets of the shares of the ranks that own the very same range.
 std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange& r) {
-    return even_offsets(r.elements.size(), zero.ownership.sharing().copies.size, 256);
+    return even_offsets(r.elements.size(), zero.ownership.shard_groups().replicate.size, 256);
 }
 
 // Every rank that owns a range has the shares that the others have read. What the host keeps (offload) goes through
@@ -176,7 +177,7 @@ class ShareGather {
    public:
     ShareGather(Zero& zero)
         : zero_(zero),
-          owners_(zero.ownership.sharing().sliced ? zero.streams.mesh.replicate() : zero.streams.mesh.data()) {
+          owners_(zero.ownership.shard_groups().sharded ? zero.streams.mesh.replicate() : zero.streams.mesh.data()) {
         const ZeroOptions& o = zero.options;
         if (o.offload_optimizer != OffloadOptimizer::none || o.offload_params)
             tile_ = Buffer(zero.streams.device, tile_elements() * 4, MemKind::workspace, "shares of a checkpoint");
@@ -312,7 +313,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
                 const bool starts = part == StatePart::m && starts_momentum && r.matrix >= 0;
                 if (starts) compute.zero(r.m, r.elements.size() * size_of(o.adam_dtype));
                 const std::vector<int64_t> shares = share_offsets(zero, r);
-                const size_t copy = size_t(zero.ownership.sharing().copies.rank);
+                const size_t copy = size_t(zero.ownership.shard_groups().replicate.rank);
                 void* to = !read || starts          ? nullptr
                            : part == StatePart::m   ? r.m
                            : part == StatePart::v   ? r.v
@@ -344,7 +345,7 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
         report->notes.emplace_back("its average of the weights is left behind (--ema 0)");
     ShareGather(zero).run();
     if (!has_average) zero.optimizer.begin_average();
-    zero.optimizer.publish();
+    zero.optimizer.all_gather_updated();
     compute.synchronize();
     return "";
 }

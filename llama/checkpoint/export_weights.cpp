@@ -42,11 +42,11 @@ static void write_share(const std::string& folder, const std::vector<TensorFile>
             if (*f >= 0) ::close(*f);
         });
         for (const OwnedRange& r : share)
-            table.for_each_run(r.local, r.local + r.elements.size(), piece, [&](const TensorRun& run) {
+            table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), piece, [&](const TensorRun& run) {
                 if (!run.owned || !files[i].holds(run.tensor)) return;
                 if (fd < 0) fd = again([&] { return ::open(temporary[i].c_str(), O_WRONLY | O_CLOEXEC); });
                 check(fd >= 0, "open");
-                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
+                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local_offset) * e,
                              run.count * e);
                 compute.synchronize();
                 write_all(fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);

@@ -11,8 +11,8 @@ std::string find_not_finite(Process& process, Device device, Stream& compute, co
     try {
         Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being checked");
         for (const OwnedRange& r : zero.optimizer.owned())
-            table.for_each_run(r.local, r.local + r.elements.size(), kPiece, [&](const TensorRun& run) {
-                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local) * e,
+            table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), kPiece, [&](const TensorRun& run) {
+                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local_offset) * e,
                              run.count * e);
                 compute.synchronize();
                 require_finite(staging.data(), run.first, run.count, dtype, "the weights",

@@ -37,7 +37,7 @@ static void visit_state(Zero& zero, const StateArray& array, const Visit& visit)
             const UnitLayout& unit = zero.ownership.units()[size_t(u)];
             zero.params.gather(u);
             OwnedRange whole;
-            whole.elements = {0, unit.padded}, whole.local = unit.offset;
+            whole.elements = {0, unit.padded}, whole.local_offset = unit.offset;
             whole.param = const_cast<void*>(zero.params.parameters(u));
             visit(whole);
             zero.params.release(u);
@@ -57,18 +57,19 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
     if (device.is_cuda()) staging = Buffer::host_for(device, kCompared * e, MemKind::workspace, "state being compared");
     std::vector<uint64_t> hashes(table.tensors().size(), 0);
     visit_state(zero, array, [&](const OwnedRange& r) {
-        table.for_each_run(r.local, r.local + r.elements.size(), kCompared, [&](const TensorRun& elements) {
-            const TensorRun run = run_in(array, r, table, elements);
-            const char* here = static_cast<const char*>(r.*array.where) + run.local * e;
-            if (staging) compute.copy(staging.data(), here, run.count * e);
-            compute.synchronize();
-            if (staging) here = staging.as<char>();
-            uint64_t sum = 0;
+        table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), kCompared,
+                           [&](const TensorRun& elements) {
+                               const TensorRun run = run_in(array, r, table, elements);
+                               const char* here = static_cast<const char*>(r.*array.where) + run.local * e;
+                               if (staging) compute.copy(staging.data(), here, run.count * e);
+                               compute.synchronize();
+                               if (staging) here = staging.as<char>();
+                               uint64_t sum = 0;
 #pragma omp parallel for reduction(+ : sum) schedule(static)
-            for (int64_t k = 0; k < run.count; k += kEach)
-                sum += sum_hash(here + k * e, run.first + k, std::min(kEach, run.count - k), e);
-            hashes[size_t(run.tensor)] += sum;
-        });
+                               for (int64_t k = 0; k < run.count; k += kEach)
+                                   sum += sum_hash(here + k * e, run.first + k, std::min(kEach, run.count - k), e);
+                               hashes[size_t(run.tensor)] += sum;
+                           });
     });
     return hashes;
 }

@@ -14,7 +14,7 @@ namespace rz {
 static int64_t ints(int64_t N, bool positions, bool documents) { return (5 + positions + documents) * N + 1; }
 
 BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                         bool same_plan, int64_t held, const DocumentMask& documents, Place cp, int read_ahead)
+                         bool same_plan, int64_t held, const DocumentMask& documents, AxisRank cp, int read_ahead)
     : stream_(stream),
       B_(B),
       T_(T),

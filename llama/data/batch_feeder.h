@@ -26,7 +26,7 @@ class BatchFeeder {
     // documents: a mask where the data have one. cp: this rank's place among those that cut each sequence; of whole
     // batches it takes the chunks cp.rank and 2 cp.size - 1 - cp.rank, T / (2 cp.size) tokens each.
     BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, int64_t vocab, int64_t ahead,
-                bool same_plan = false, int64_t held = 1, const DocumentMask& documents = {}, Place cp = {},
+                bool same_plan = false, int64_t held = 1, const DocumentMask& documents = {}, AxisRank cp = {},
                 int read_ahead = 0);
 
     // From now on the i-th batch that is taken from this source is that of `position(i)`, and is read ahead by the
@@ -53,7 +53,7 @@ class BatchFeeder {
     int64_t B_, T_, vocab_;
     bool same_plan_;
     DocumentMask documents_;
-    Place cp_;
+    AxisRank cp_;
     std::vector<int32_t> whole_;  // tokens, targets, where documents start and positions of whole sequences, to be cut
     struct Staging {
         Buffer host;

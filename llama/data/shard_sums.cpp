@@ -108,7 +108,7 @@ ShardSums::~ShardSums() {
     if (thread_.joinable()) thread_.join();
 }
 
-std::string ShardSums::compare(const std::vector<ShardSum>& recorded, Place reader, Process& process) {
+std::string ShardSums::compare(const std::vector<ShardSum>& recorded, AxisRank reader, Process& process) {
     using Records = std::vector<const ShardSum*>;
     std::vector<std::pair<size_t, Records>> to_read;  // of this rank: a file, and the records of which it must be one
     for (size_t i = 0; i < files_.size(); ++i) {

@@ -39,7 +39,7 @@ class ShardSums {
     // ones, which have neither, any.
     // "" or the first file that has other contents. Collective: the ranks, of which this one stands
     // at `reader`, share the files, and agree after every GiB, so that none waits past its deadline.
-    std::string compare(const std::vector<ShardSum>& recorded, Place reader, Process& process);
+    std::string compare(const std::vector<ShardSum>& recorded, AxisRank reader, Process& process);
     // Before start(): the CRC-32 of a file's tokens, as dataset.json has it. Of what start() reads, the first file that
     // has another one is damaged().
     void expect(const std::string& path, uint32_t crc);

@@ -59,7 +59,7 @@ void Attention::forward(BlockPass& p, void* o, float* lse, const void* qkv, uint
 // there is a run before: the softmax of logits times 2^16 is the largest logit alone, and its log-sum-exp tells how
 // large that is.
 void Attention::forward(BlockPass& p, void* o, float* lse, const void* qkv, uint32_t* amax, const float* rstd,
-                        const BlockWatch& watch) const {
+                        const BlockStats& watch) const {
     if (is_cpu(p.stream.device()) && !context_ && config_.ffn * size_of(dtype_) >= config_.heads * 4) {
         float* largest = static_cast<float*>(p.scratch.act);
         run(p, o, lse, qkv, amax, 1, largest);
@@ -72,7 +72,7 @@ void Attention::forward(BlockPass& p, void* o, float* lse, const void* qkv, uint
 }
 
 // `lse`: of attention whose logits were multiplied by a large sharpness, or the largest logits of rows with 1.
-void Attention::add_statistics(BlockPass& p, const float* rstd, const BlockWatch& watch, const float* lse,
+void Attention::add_statistics(BlockPass& p, const float* rstd, const BlockStats& watch, const float* lse,
                                float sharpness) const {
     block_statistics(p.stream, {.squares = watch.squares,
                                 .largest = watch.largest,

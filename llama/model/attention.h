@@ -11,7 +11,7 @@ class ContextParallel;
 
 // Sums of a forward pass for --stats-every (kernels/statistics.h), over this rank's rows: mean squares of the
 // residual stream at the block's entrance, and the largest logit of attention. All on the device.
-struct BlockWatch {
+struct BlockStats {
     double* squares = nullptr;  // (1)
     float* largest = nullptr;   // (1)
 };
@@ -30,7 +30,7 @@ class Attention {
     void forward(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax) const;
     // The same, and adds to `watch`: `rstd` (R) is that of the block's first norm.
     void forward(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, const float* rstd,
-                 const BlockWatch& watch) const;
+                 const BlockStats& watch) const;
     // dqkv = its gradient, with RoPE's backward pass if `back` has one.
     void backward(BlockPass&, void* dqkv, const void* d_o, const void* qkv, const void* o, const float* lse,
                   const Rope& back) const;
@@ -38,7 +38,7 @@ class Attention {
    private:
     const int32_t* first_key(const BlockShape&) const;
     void run(BlockPass&, void* o, float* lse, const void* qkv, uint32_t* amax, float sharpness, float* largest) const;
-    void add_statistics(BlockPass&, const float* rstd, const BlockWatch&, const float* lse, float sharpness) const;
+    void add_statistics(BlockPass&, const float* rstd, const BlockStats&, const float* lse, float sharpness) const;
 
     ModelConfig config_;
     DType dtype_;

@@ -10,7 +10,7 @@
 namespace rz {
 
 void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
-                    const BlockScratch& scratch, const void* previous_mid, const BlockWatch* watch) const {
+                    const BlockScratch& scratch, const void* previous_mid, const BlockStats* watch) const {
     BlockPass p = pass(s, shape, scratch, a.scales);
     if (previous_mid)
         enter(p, qkv_, a.h1, a.rstd1, a.resid, scratch.branch, previous_mid, w.norm1);
@@ -38,8 +38,8 @@ void Block::forward(Stream& s, const BlockShape& shape, const BlockWeights& w, c
     leave(p, a.last2, a.rstd2, w.norm2);
 }
 
-void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
-                     void* dresid, Fp8Scale* of_dresid) const {
+void Block::backward(BlockPass& p, const BlockWeights& w, char* dw, const BlockActivations& a,
+                     const WeightGradInputs& d, void* dresid, Fp8Scale* of_dresid) const {
     const bool both = dw != nullptr, post = config_.post_norm;
     char *dw_norm1 = both ? at(dw, norm1_, grad_dtype_) : nullptr,
          *dw_norm2 = both ? at(dw, norm2_, grad_dtype_) : nullptr;
@@ -85,19 +85,19 @@ void Block::backward(Stream& s, const BlockShape& shape, const BlockWeights& w, 
     BlockPass p = pass(s, shape, scratch, a.scales);
     recompute(p, w, a, what);
     void* const dlast = config_.post_norm ? scratch.branch : dresid;
-    const PendingBlock d{.h1 = a.h1,
-                         .h2 = a.h2,
-                         .o = a.o,
-                         .gate_up = a.gate_up,
-                         .act = scratch.act,
-                         .dqkv = scratch.dqkv,
-                         .dout = dlast,
-                         .dmid = dlast};
+    const WeightGradInputs d{.h1 = a.h1,
+                             .h2 = a.h2,
+                             .o = a.o,
+                             .gate_up = a.gate_up,
+                             .act = scratch.act,
+                             .dqkv = scratch.dqkv,
+                             .dout = dlast,
+                             .dmid = dlast};
     backward(p, w, dw, a, d, dresid, of_dresid);
 }
 
 void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w, const BlockActivations& a,
-                       const PendingBlock& d, const BlockScratch& scratch, void* dresid, Recompute what,
+                       const WeightGradInputs& d, const BlockScratch& scratch, void* dresid, Recompute what,
                        Fp8Scale* of_dresid) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
     recompute(p, w, a, what);
@@ -107,8 +107,8 @@ void Block::input_grad(Stream& s, const BlockShape& shape, const BlockWeights& w
 
 // Of the rows that the four products read, those of one come into scratch.whole or scratch.ahead while the product
 // before reads the other.
-void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const PendingBlock& d,
-                        const BlockScratch& scratch, Event& dout_there, const PendingBlock* next) const {
+void Block::weight_grad(Stream& s, const BlockShape& shape, char* dw, const WeightGradInputs& d,
+                        const BlockScratch& scratch, Event& dout_there, const WeightGradInputs* next) const {
     BlockPass p = pass(s, shape, scratch, d.scales);
     p.whole = std::exchange(dout_there, {});
     const void* dout = down_.all_rows(p, d.dout);
@@ -144,7 +144,7 @@ void Block::recompute(BlockPass& p, const BlockWeights& w, const BlockActivation
     if (has(what, Recompute::mlp)) gate_up_.forward(p, a.gate_up, a.h2, w.gate_up);
 }
 
-BlockActivations exchange(BlockActivations& a, PendingBlock& p, Recompute recompute) {
+BlockActivations exchange(BlockActivations& a, WeightGradInputs& p, Recompute recompute) {
     const bool stream = a.h1 == a.resid;  // not in codes
     const auto keeps = [&](Recompute one) { return !has(recompute, one | Recompute::block); };
     if (keeps(Recompute::norms) || (stream && keeps(Recompute::block))) {

@@ -16,9 +16,9 @@
 // ranks and number format are parallel_linear.h's concern, the place of keys is attention.h's: `heads`, `kv_heads` and
 // `ffn` below are this rank's, and of the N rows it has R of the residual stream, of h1 and h2.
 //
-// The backward pass has two halves. input_grad computes what the block below waits for and keeps in a PendingBlock what
-// weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared memory,
-// op by op, and gives the same bits.
+// The backward pass has two halves. input_grad computes what the block below waits for and keeps in a WeightGradInputs
+// what weight_grad reads; weight_grad alone touches gradients, and reads no parameters. backward is both on shared
+// memory, op by op, and gives the same bits.
 
 #include "kernels/qk_norm.h"
 #include "llama/model/attention.h"
@@ -64,7 +64,7 @@ struct BlockActivations {
 };
 
 // Read by weight_grad. All dtype unless noted.
-struct PendingBlock {
+struct WeightGradInputs {
     void* h1 = nullptr;           // (R, C)   or codes, as h2
     void* h2 = nullptr;           // (R, C)
     void* o = nullptr;            // (N, heads * head_dim)
@@ -94,7 +94,7 @@ class Block {
 
     // Enters with the residual stream in a.resid, or, if previous_mid is given, in previous_mid + scratch.branch.
     void forward(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const BlockScratch&,
-                 const void* previous_mid, const BlockWatch* watch = nullptr) const;
+                 const void* previous_mid, const BlockStats* watch = nullptr) const;
 
     // dresid (R, C): in, the gradient of mid + branch (the block's output); out, that of resid, whose magnitude joins
     // of_dresid (optional). dw (the unit's gradients) is added to. Overwrites a.gate_up.
@@ -103,15 +103,16 @@ class Block {
 
     // dresid (R, C) =: the gradient of resid, from that of the block's output in d.dout. The forward pass's h1, h2, o
     // and gate_up are in `d` already, or recomputed there: `a` is what exchange() has returned.
-    void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a, const PendingBlock& d,
-                    const BlockScratch&, void* dresid, Recompute recompute, Fp8Scale* of_dresid) const;
+    void input_grad(Stream&, const BlockShape&, const BlockWeights& w, const BlockActivations& a,
+                    const WeightGradInputs& d, const BlockScratch&, void* dresid, Recompute recompute,
+                    Fp8Scale* of_dresid) const;
     // The magnitude of the gradient of the block's output must be there before either, given that pass's scales;
     // nullptr if nobody asks for it.
     Fp8Scale* scale_of_dout(Fp8Scale* scales) const;
     // dw += what `d` holds. With tp's overlap, dout of `next`, the block whose weight_grad comes next, sets off to
     // scratch.whole while the last product is computed: it is there after `dout_there`, which that call is given.
-    void weight_grad(Stream&, const BlockShape&, char* dw, const PendingBlock& d, const BlockScratch&,
-                     Event& dout_there, const PendingBlock* next) const;
+    void weight_grad(Stream&, const BlockShape&, char* dw, const WeightGradInputs& d, const BlockScratch&,
+                     Event& dout_there, const WeightGradInputs* next) const;
 
     const Attention& attention() const { return attention_; }
 
@@ -136,7 +137,7 @@ class Block {
     QkNorm qk_norm(const BlockPass&, const BlockWeights& w) const;
     Rope rope(const BlockPass&, void* qkv, bool inverse, uint32_t* amax) const;
     // Gradients of both halves; dw is nullptr where only the inputs' is asked for.
-    void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const PendingBlock& d,
+    void backward(BlockPass&, const BlockWeights& w, char* dw, const BlockActivations& a, const WeightGradInputs& d,
                   void* dresid, Fp8Scale* of_dresid) const;
     void norm_backward(BlockPass&, void* dx, char* dw, float* dw_sum, const void* dy, const void* x, const void* w,
                        const float* rstd, const void* dresidual, uint32_t* amax) const;
@@ -157,7 +158,7 @@ class Block {
 
 // `p` keeps what a forward pass left in `a` and weight_grad reads: these change places, and `a` can serve another
 // micro-batch. What is recomputed does not: its place is in `p`. Returns the activations as input_grad finds them.
-BlockActivations exchange(BlockActivations& a, PendingBlock& p, Recompute recompute);
+BlockActivations exchange(BlockActivations& a, WeightGradInputs& p, Recompute recompute);
 
 // dw (C) grad_dtype += sum (C): what a norm's input half has summed.
 void add_norm_gradient(Stream&, void* dw, const float* sum, int64_t C, DType grad_dtype);

@@ -193,7 +193,7 @@ void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
 
 // As Stage::embedding.
 void Decoder::embedding(int64_t count) {
-    const HeldPiece vocab = table_.part_of(table_.head());
+    const TensorShard vocab = table_.part_of(table_.head());
     const DType out = tp_ ? tp_->wire() : dtype_;
     void* rows = tp_ ? scratch_.whole : a_.resid;
     embedding_forward(stream_, {.x = out == dtype_ ? rows : scratch_.dh,
@@ -233,7 +233,7 @@ void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
 void Decoder::forward_head(int64_t count, const void* previous_mid) {
     const ModelConfig& c = config_;
     const int64_t e = size_of(dtype_);
-    const HeldPiece vocab = table_.part_of(table_.head());
+    const TensorShard vocab = table_.part_of(table_.head());
     const auto parameters = [&](const Tensor& t) {
         return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * e;
     };

@@ -51,7 +51,7 @@ class HfWeights {
     void read(const Tensor&, int64_t first, int64_t count, DType, void* out) const;
 
    private:
-    struct Place {
+    struct AxisRank {
         const Safetensors* file;
         const StoredTensor* tensor;
     };
@@ -61,10 +61,10 @@ class HfWeights {
     void compare_with(const ParamTable&);
     void check_stored_head(const ParamTable&);
     void make_rows(const Tensor&);
-    const Place& place(const Tensor&) const;
+    const AxisRank& place(const Tensor&) const;
 
     std::vector<Safetensors> files_;
-    std::unordered_map<std::string, Place> places_;
+    std::unordered_map<std::string, AxisRank> places_;
     struct NewRows {
         int64_t stored;  // elements that the files have
         uint64_t stream;

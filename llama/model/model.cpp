@@ -107,7 +107,7 @@ Stage& Model::stage(int number) {
 // Executes a program's instructions, in one run of it.
 class Model::Host : public ProgramHost {
    public:
-    Host(Model& model, const Goal& goal, Batches batch) : model_(model), goal_(goal), batch_of_(std::move(batch)) {}
+    Host(Model& model, const PassArgs& goal, Batches batch) : model_(model), goal_(goal), batch_of_(std::move(batch)) {}
 
     void compute(const Instr& i) override {
         const DeviceBatch b = batch(i.micro_batch);
@@ -158,7 +158,7 @@ class Model::Host : public ProgramHost {
     }
 
     Model& model_;
-    const Goal goal_;
+    const PassArgs goal_;
     const Batches batch_of_;
     std::vector<std::pair<int, DeviceBatch>> batches_;  // of the micro-batches begun
 };
@@ -177,11 +177,11 @@ RankProgram Model::training_program(int64_t micro_batches) const {
     return make_program(micro_batches, true);
 }
 
-ProgramRun Model::begin(const RankProgram& program, const Goal& goal, Batches batch) {
+ProgramRun Model::begin(const RankProgram& program, const PassArgs& goal, Batches batch) {
     return ProgramRun(executor_, program, std::make_unique<Host>(*this, goal, std::move(batch)));
 }
 
-void Model::run(const RankProgram& program, const Goal& goal, Batches batch) {
+void Model::run(const RankProgram& program, const PassArgs& goal, Batches batch) {
     Host host(*this, goal, std::move(batch));
     executor_.run(program, host);
 }
@@ -226,7 +226,7 @@ std::vector<UnitLayout> unit_layouts(const ParamTable& table) { return table.hel
 std::vector<std::vector<Replicated>> replicated_elements(const ParamTable& table) {
     std::vector<std::vector<Replicated>> out(table.held_units().size());
     size_t u = 0;
-    for (const HeldPiece& p : table.held()) {
+    for (const TensorShard& p : table.held()) {
         while (p.local >= table.held_units()[u].offset + table.held_units()[u].padded) ++u;
         if (p.parts > 1) out[u].push_back({p.local - table.held_units()[u].offset, p.size(), p.first_part, p.parts});
     }
@@ -248,7 +248,7 @@ DecaySegments decay_segments(const ParamTable& table, bool embedding_decays, con
 std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table, bool whole) {
     std::vector<std::vector<MuonMatrix>> out(table.held_units().size());
     size_t unit = 0;
-    for (const HeldPiece& p : table.held()) {
+    for (const TensorShard& p : table.held()) {
         while (p.local >= table.held_units()[unit].offset + table.held_units()[unit].padded) ++unit;
         const Tensor& t = table.tensors()[size_t(p.tensor)];
         if (!table.is_block_matrix(t)) continue;
@@ -259,7 +259,7 @@ std::vector<std::vector<MuonMatrix>> muon_matrices(const ParamTable& table, bool
         if (whole && parts > 1) {
             m.rows = t.shape[0], m.cols = t.shape[1];
             for (int part = 0; part < parts; ++part) {
-                const HeldPiece there = table.part_of(t, part);
+                const TensorShard there = table.part_of(t, part);
                 m.pieces.push_back(
                     {there.first / m.cols, there.first % m.cols, there.rows, there.cols, there.first_part});
             }
@@ -274,19 +274,21 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
                         const std::vector<MupFactors>& mup) {
     const DType dtype = zero.options.master_dtype;
     for (const OwnedRange& own : zero.optimizer.owned())
-        table.for_each_run(own.local, own.local + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
-            const Tensor& t = table.tensors()[size_t(run.tensor)];
-            const double init = mup.empty() ? 1 : mup[size_t(run.tensor)].init;
-            random_normal(stream, {.x = static_cast<char*>(own.master) + (run.local - own.local) * size_of(dtype),
-                                   .n = run.count,
-                                   .first = run.first,
-                                   .seed = seed,
-                                   .stream = uint64_t(run.tensor),
-                                   .mean = t.init == Init::kOnes ? float(init) : 0.0f,
-                                   .std = t.init == Init::kOnes ? 0.0f : float(init * t.init_std),
-                                   .dtype = dtype});
-        });
-    zero.optimizer.publish();
+        table.for_each_run(
+            own.local_offset, own.local_offset + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
+                const Tensor& t = table.tensors()[size_t(run.tensor)];
+                const double init = mup.empty() ? 1 : mup[size_t(run.tensor)].init;
+                random_normal(stream,
+                              {.x = static_cast<char*>(own.master) + (run.local - own.local_offset) * size_of(dtype),
+                               .n = run.count,
+                               .first = run.first,
+                               .seed = seed,
+                               .stream = uint64_t(run.tensor),
+                               .mean = t.init == Init::kOnes ? float(init) : 0.0f,
+                               .std = t.init == Init::kOnes ? 0.0f : float(init * t.init_std),
+                               .dtype = dtype});
+            });
+    zero.optimizer.all_gather_updated();
     zero.optimizer.begin_average();
 }
 

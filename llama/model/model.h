@@ -40,9 +40,9 @@ class Model {
     // valid until the program's last instruction of that micro-batch. One run at a time; this and the program outlive
     // it.
     using Batches = std::function<DeviceBatch(int64_t micro_batch)>;
-    ProgramRun begin(const RankProgram&, const Goal&, Batches batch);
+    ProgramRun begin(const RankProgram&, const PassArgs&, Batches batch);
     // The whole program at once.
-    void run(const RankProgram&, const Goal&, Batches batch);
+    void run(const RankProgram&, const PassArgs&, Batches batch);
 
     // Programs of one micro-batch. train: adds the gradient of grad_scale * (sum of token losses), and the losses to
     // loss_sum(). evaluate: adds to loss_sum(). logits: (B*T, V) dtype, on the device.

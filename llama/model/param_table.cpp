@@ -26,7 +26,7 @@ void ParamTable::end_unit(std::string name) {
     unit_size_ = 0;
 }
 
-ParamTable::ParamTable(const ModelConfig& config, Holding holding) : tied_(config.tied) {
+ParamTable::ParamTable(const ModelConfig& config, LocalShard holding) : tied_(config.tied) {
     int count = 0;
     for (int which = 0; which < kBlockTensors; ++which)
         places_[which] = which <= kDown || (which <= kVBias ? config.qkv_bias : config.q_gains() > 0) ? count++ : -1;
@@ -101,10 +101,10 @@ static Cut cut_groups(int64_t groups, int part, int parts) {
     return cut;
 }
 
-HeldPiece ParamTable::piece_of(int tensor, int64_t local, int part) const {
+TensorShard ParamTable::piece_of(int tensor, int64_t local, int part) const {
     const Tensor& t = tensors_[size_t(tensor)];
     const int64_t rows = t.shape.size() > 1 ? t.shape[0] : 1, cols = t.size / rows;
-    HeldPiece piece{tensor, rows, cols, 0, cols, local, true};
+    TensorShard piece{tensor, rows, cols, 0, cols, local, true};
     if (t.split == Split::none) {
         piece.owned = part == 0;
         piece.parts = holding_.parts;
@@ -120,13 +120,13 @@ HeldPiece ParamTable::piece_of(int tensor, int64_t local, int part) const {
     return piece;
 }
 
-HeldPiece ParamTable::part_of(const Tensor& t) const { return part_of(t, holding_.part); }
-HeldPiece ParamTable::part_of(const Tensor& t, int part) const {
+TensorShard ParamTable::part_of(const Tensor& t) const { return part_of(t, holding_.part); }
+TensorShard ParamTable::part_of(const Tensor& t, int part) const {
     return piece_of(int(&t - tensors_.data()), within(t), part);
 }
 
 // Places each tensor's part within its unit, the same whichever units are held.
-void ParamTable::cut(const Holding& holding) {
+void ParamTable::cut(const LocalShard& holding) {
     require(holding.parts >= 1 && holding.part >= 0 && holding.part < holding.parts, "part %d of %d of a table",
             holding.part, holding.parts);
     holding_ = holding;
@@ -152,7 +152,7 @@ void ParamTable::hold() {
         const int64_t begin = local;
         std::vector<ElementRange> elsewhere;
         for (int t = unit.first_tensor; t < unit.first_tensor + unit.tensors; ++t) {
-            HeldPiece piece = piece_of(t, local, holding_.part);
+            TensorShard piece = piece_of(t, local, holding_.part);
             if (std::find(holding_.copies.begin(), holding_.copies.end(), u) != holding_.copies.end())
                 piece.owned = false;
             held_.push_back(piece);
@@ -160,8 +160,8 @@ void ParamTable::hold() {
             local += piece.size();
         }
         held_units_.push_back(make_unit(unit.name, begin, local - begin, holding_.sharers));
-        held_units_.back().logical = unit.offset;
-        held_units_.back().counted_elsewhere = std::move(elsewhere);
+        held_units_.back().global_offset = unit.offset;
+        held_units_.back().owned_by_other_rank = std::move(elsewhere);
         local = begin + held_units_.back().padded;
     }
 }
@@ -170,7 +170,7 @@ void ParamTable::for_each_run(int64_t begin, int64_t end, int64_t most,
                               const std::function<void(const TensorRun&)>& body) const {
     require(most > 0, "runs of %lld elements", (long long)most);
     auto p = std::partition_point(held_.begin(), held_.end(),
-                                  [&](const HeldPiece& piece) { return piece.local + piece.size() <= begin; });
+                                  [&](const TensorShard& piece) { return piece.local + piece.size() <= begin; });
     for (; p != held_.end() && p->local < end; ++p) {
         const int64_t stop = std::min(end - p->local, p->size());
         for (int64_t at = std::max<int64_t>(begin - p->local, 0), count; at < stop; at += count) {
@@ -199,16 +199,17 @@ std::vector<ParamTable::DecaySegment> ParamTable::decay_segments(bool embedding_
                                                                  const std::vector<double>& rates) const {
     std::vector<DecaySegment> segments;
     size_t unit = 0;
-    for (const HeldPiece& p : held_) {
+    for (const TensorShard& p : held_) {
         while (p.local >= held_units_[unit].offset + held_units_[unit].padded) ++unit;
         const Tensor& t = tensors_[size_t(p.tensor)];
         const bool decay = t.decay && (embedding_decays || &t != &embedding());
         const double rate = rates.empty() ? 1 : rates[size_t(p.tensor)];
         if (!segments.empty() && segments.back().decay == decay && segments.back().rate == rate) continue;
-        if (!segments.empty()) segments.back().end = held_units_[unit].logical + p.local - held_units_[unit].offset;
+        if (!segments.empty())
+            segments.back().end = held_units_[unit].global_offset + p.local - held_units_[unit].offset;
         segments.push_back({0, decay, rate});
     }
-    if (!segments.empty()) segments.back().end = held_units_.back().logical + held_units_.back().padded;
+    if (!segments.empty()) segments.back().end = held_units_.back().global_offset + held_units_.back().padded;
     return segments;
 }
 

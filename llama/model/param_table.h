@@ -46,7 +46,7 @@ struct Tensor {
 };
 
 // This rank's part of the table.
-struct Holding {
+struct LocalShard {
     std::vector<int> units = {};   // ascending; none: all of them
     int part = 0, parts = 1;       // of every tensor that is split
     std::vector<int> copies = {};  // of the units, those that a rank of another stage counts and writes
@@ -55,7 +55,7 @@ struct Holding {
 
 // The held part of a tensor: `rows` x `cols` elements from `first` on, one row `stride` elements after the other in the
 // tensor; adjacent from `local` on in the local flat buffer. A vector is one row.
-struct HeldPiece {
+struct TensorShard {
     int tensor;
     int64_t rows, cols, first, stride, local;
     bool owned;                     // of the holders of the same elements, this one counts and writes them
@@ -98,7 +98,7 @@ enum BlockTensor {
 
 class ParamTable {
    public:
-    explicit ParamTable(const ModelConfig& config, Holding holding = {});  // resolved
+    explicit ParamTable(const ModelConfig& config, LocalShard holding = {});  // resolved
 
     const std::vector<Tensor>& tensors() const { return tensors_; }
     const std::vector<Unit>& units() const { return units_; }
@@ -121,16 +121,16 @@ class ParamTable {
 
     // The part of a tensor whose unit the rank holds, and how many elements after the beginning of what
     // it has of that unit; the padded elements of such a unit.
-    HeldPiece part_of(const Tensor&) const;
+    TensorShard part_of(const Tensor&) const;
     // The same of another part; `local` is not its own.
-    HeldPiece part_of(const Tensor&, int part) const;
+    TensorShard part_of(const Tensor&, int part) const;
     int64_t within(const Tensor& t) const { return within_[size_t(&t - tensors_.data())]; }
     int64_t part_padded(int unit) const { return part_padded_[size_t(unit)]; }
-    const Holding& holding() const { return holding_; }
+    const LocalShard& holding() const { return holding_; }
 
     // Units held, at local offsets, each with its own padding; pieces in the order of the local buffer.
     const std::vector<UnitLayout>& held_units() const { return held_units_; }
-    const std::vector<HeldPiece>& held() const { return held_; }
+    const std::vector<TensorShard>& held() const { return held_; }
     // Calls body for what lies in [begin, end) of the local flat buffer, ascending, in runs of at most `most` elements;
     // padding is left out.
     void for_each_run(int64_t begin, int64_t end, int64_t most,
@@ -152,16 +152,16 @@ class ParamTable {
              int64_t grain = 1);
     void end_unit(std::string name);
     void add_tensors(const ModelConfig&);
-    void cut(const Holding&);
+    void cut(const LocalShard&);
     void hold();
-    HeldPiece piece_of(int tensor, int64_t local, int part) const;
+    TensorShard piece_of(int tensor, int64_t local, int part) const;
 
     std::vector<Tensor> tensors_;
     std::vector<Unit> units_;
-    Holding holding_;
+    LocalShard holding_;
     std::vector<int64_t> within_, part_padded_;  // by tensor; by unit
     std::vector<UnitLayout> held_units_;
-    std::vector<HeldPiece> held_;
+    std::vector<TensorShard> held_;
     std::unordered_map<std::string, int> by_name_;
     int64_t size_ = 0, parameters_ = 0;
     int64_t unit_size_ = 0;      // of the unit that is being filled

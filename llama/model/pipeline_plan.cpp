@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "kernels/runtime/request.h"
-#include "llama/parallel/study.h"
+#include "llama/parallel/schedule_command.h"
 
 namespace rz {
 namespace {

@@ -329,7 +329,7 @@ static BlockShape shape_of(const DeviceBatch& b, bool rotates) {
 
 // The key names the piece and holds what it records by value and may change: of activations what exchange() moves. (A
 // batch's first_key lies beside its positions.)
-void Stage::piece(const GraphSet::Key& key, const std::function<void()>& enqueue) {
+void Stage::graph_region(const GraphSet::Key& key, const std::function<void()>& enqueue) {
     if (!replays_) return enqueue();
     const auto exchanges_between = [&](GraphSet* graphs) {
         if (options_.tp) options_.tp->set_graphs(graphs);
@@ -364,7 +364,7 @@ void Stage::embedding(const Slot& s, const DeviceBatch& b) {
     tp->scatter(stream_, resid, rows, b.B * b.T, config_.dim, options_.dtype);
 }
 
-void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
+void Stage::forward(int unit, int slot, const DeviceBatch& b, const PassArgs& goal) {
     check(b);
     const Slot& s = slots_[size_t(slot)];
     if (unit == 0) return embedding(s, b);
@@ -383,13 +383,14 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const Goal& goal) 
     const BlockWeights w = block_weights(unit);
     const bool away = offload_ && offload_->covers(int64_t(index(unit)));
     if (away) offload_->before_forward(slot, int64_t(index(unit)));
-    piece(GraphSet::key(Piece::forward, unit, slot, w.address, a.h1, a.o, a.gate_up, a.scales, b.B, b.T, b.positions),
-          [&] {
-              BlockWatch watch = goal.watch;
-              if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
-              work_.block(unit).forward(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, work_.scratch(),
-                                        previous_mid, watch.squares ? &watch : nullptr);
-          });
+    graph_region(GraphSet::key(GraphRegion::forward, unit, slot, w.address, a.h1, a.o, a.gate_up, a.scales, b.B, b.T,
+                               b.positions),
+                 [&] {
+                     BlockStats watch = goal.watch;
+                     if (watch.squares) watch.squares += unit - 1, watch.largest += unit - 1;
+                     work_.block(unit).forward(stream_, shape_of(b, config_.rotates(unit - 1)), w, a, work_.scratch(),
+                                               previous_mid, watch.squares ? &watch : nullptr);
+                 });
     if (away && goal.pass == Pass::train) offload_->after_forward(slot, int64_t(index(unit)));
     if (unit == last_unit_)  // rounded as the next block would round the sum that it stores
         reduce_add(stream_, {.out = s.output,
@@ -415,7 +416,7 @@ void Stage::final_norm(const Slot& s, int64_t rows) {
 }
 
 // Token losses of a chunk, and in training the gradient in place of the logits.
-void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal& goal) {
+void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const PassArgs& goal) {
     const bool trains = goal.pass == Pass::train;
     const int32_t* targets = b.targets + first;
     float* loss = (goal.pass == Pass::score ? goal.losses : work_.losses()) + first;
@@ -463,7 +464,7 @@ void Stage::losses(int64_t first, int64_t rows, const DeviceBatch& b, const Goal
 
 // Logits and losses; in training the gradient of x, into scratch.dh, and the head's weight gradient.
 void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch& b,
-                       const Goal& goal) {
+                       const PassArgs& goal) {
     const DType t = options_.dtype, partial = options_.tp ? options_.tp->wire() : t;
     const int64_t C = config_.dim, V = vocab_.rows;
     x += first * C * size_of(t);
@@ -488,7 +489,7 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
 
 // Chunk by chunk; in training leaves the gradient of the final norm's output in scratch.dnorm. The head is in the last
 // unit, or, if tied, in the embedding's.
-void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
+void Stage::head(const Slot& s, const DeviceBatch& b, const PassArgs& goal) {
     TensorParallel* tp = options_.tp;
     const int64_t N = b.B * b.T, chunk = work_.chunk_rows();
     const bool trains = goal.pass == Pass::train, scores = goal.pass == Pass::score;
@@ -506,10 +507,10 @@ void Stage::head(const Slot& s, const DeviceBatch& b, const Goal& goal) {
         }
         if (tp && trains) tp->scatter(stream_, scratch.dnorm, scratch.dh, N, config_.dim, options_.dtype);
     };
-    const Piece what = trains ? Piece::head : scores ? Piece::score : Piece::loss;
-    piece(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale, goal.losses,
-                        goal.best),
-          chunks);
+    const GraphRegion what = trains ? GraphRegion::head : scores ? GraphRegion::score : GraphRegion::loss;
+    graph_region(GraphSet::key(what, w, dw, s.final_norm, b.B, b.T, b.targets, goal.grad_scale, goal.loss_scale,
+                               goal.losses, goal.best),
+                 chunks);
 }
 
 void Stage::final_norm_backward(const Slot& s, int64_t rows, void* dx, float* dw_sum, Fp8Scale* of_dx) {
@@ -561,7 +562,7 @@ void Stage::embedding_gradient(const void* dx, const DeviceBatch& b) {
                                  .first = vocab_.first / config_.dim});
 }
 
-void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal) {
+void Stage::backward(int unit, int slot, const DeviceBatch& b, const PassArgs& goal) {
     check(b);
     const Slot& s = slots_[size_t(slot)];
     if (unit == 0) return embedding_gradient(s.gradient, b);
@@ -575,16 +576,16 @@ void Stage::backward(int unit, int slot, const DeviceBatch& b, const Goal& goal)
     char* dw = static_cast<char*>(gradients_->gradients(unit));
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
     Fp8Scale *own = scale_of_dout(unit, s), *below = scale_of_dout(unit - 1, s);
-    piece(GraphSet::key(Piece::backward, unit, slot, w.address, dw, a.h1, a.o, a.gate_up, a.scales, below, b.B, b.T,
-                        b.positions),
-          [&] {
-              measure_dout(unit, own, s.gradient, own_rows(b));
-              work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient, options_.recompute,
-                                         below);
-          });
+    graph_region(GraphSet::key(GraphRegion::backward, unit, slot, w.address, dw, a.h1, a.o, a.gate_up, a.scales, below,
+                               b.B, b.T, b.positions),
+                 [&] {
+                     measure_dout(unit, own, s.gradient, own_rows(b));
+                     work_.block(unit).backward(stream_, shape, w, dw, a, work_.scratch(), s.gradient,
+                                                options_.recompute, below);
+                 });
 }
 
-void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b, const Goal& goal) {
+void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b, const PassArgs& goal) {
     check(b);
     Slot& s = slots_[size_t(slot)];
     WeightSlot& pending = weight_slots_[size_t(weight_slot)];
@@ -597,20 +598,20 @@ void Stage::input_grad(int unit, int slot, int weight_slot, const DeviceBatch& b
                                    scale_of_dout(last_block(), s, &pending));
     }
     BlockActivations& a = s.blocks[index(unit)];
-    PendingBlock& p = pending.blocks[index(unit)];
+    WeightGradInputs& p = pending.blocks[index(unit)];
     if (unit == last_unit_) std::swap(s.gradient, p.dout);  // what came from the stage above
     void* dresid = unit == first_block() ? s.gradient : pending.blocks[index(unit) - 1].dout;
     const BlockWeights w = block_weights(unit);
     if (offload_ && offload_->covers(int64_t(index(unit)))) offload_->before_backward(slot, int64_t(index(unit)));
     Fp8Scale *own = scale_of_dout(unit, s, &pending), *below = scale_of_dout(unit - 1, s, &pending);
     const BlockActivations now = exchange(a, p, options_.recompute);
-    piece(GraphSet::key(Piece::input_grad, unit, slot, w.address, a.resid, p.h1, p.o, p.gate_up, p.scales, p.dout,
-                        p.dmid, dresid, below, b.B, b.T, b.positions),
-          [&] {
-              measure_dout(unit, own, p.dout, own_rows(b));
-              work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, now, p, work_.scratch(),
-                                           dresid, options_.recompute, below);
-          });
+    graph_region(GraphSet::key(GraphRegion::input_grad, unit, slot, w.address, a.resid, p.h1, p.o, p.gate_up, p.scales,
+                               p.dout, p.dmid, dresid, below, b.B, b.T, b.positions),
+                 [&] {
+                     measure_dout(unit, own, p.dout, own_rows(b));
+                     work_.block(unit).input_grad(stream_, shape_of(b, config_.rotates(unit - 1)), w, now, p,
+                                                  work_.scratch(), dresid, options_.recompute, below);
+                 });
 }
 
 void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool then_below) {
@@ -619,14 +620,16 @@ void Stage::weight_grad(int unit, int weight_slot, const DeviceBatch& b, bool th
     if (unit == model_last_)
         return add_norm_gradient(stream_, gradients(table_.final_norm()), pending.dw_final_norm, config_.dim,
                                  options_.grad_dtype);
-    const PendingBlock& p = pending.blocks[index(unit)];
+    const WeightGradInputs& p = pending.blocks[index(unit)];
     char* dw = static_cast<char*>(gradients_->gradients(unit));
-    piece(GraphSet::key(Piece::weight_grad, unit, dw, p.h1, p.o, p.gate_up, p.scales, p.dout, p.dmid, b.B, b.T), [&] {
-        const bool sets_off = then_below && unit > first_block() && &work_.block(unit) == &work_.block(unit - 1);
-        const PendingBlock* next = sets_off ? &pending.blocks[index(unit) - 1] : nullptr;
-        work_.block(unit).weight_grad(stream_, shape_of(b, config_.rotates(unit - 1)), dw, p, work_.scratch(),
-                                      dout_there_, next);
-    });
+    graph_region(
+        GraphSet::key(GraphRegion::weight_grad, unit, dw, p.h1, p.o, p.gate_up, p.scales, p.dout, p.dmid, b.B, b.T),
+        [&] {
+            const bool sets_off = then_below && unit > first_block() && &work_.block(unit) == &work_.block(unit - 1);
+            const WeightGradInputs* next = sets_off ? &pending.blocks[index(unit) - 1] : nullptr;
+            work_.block(unit).weight_grad(stream_, shape_of(b, config_.rotates(unit - 1)), dw, p, work_.scratch(),
+                                          dout_there_, next);
+        });
 }
 
 }  // namespace rz

@@ -53,12 +53,12 @@ enum class Pass {
     score,   // forward only: each token's loss, and the likeliest token in its place
     logits,  // forward only
 };
-struct Goal {
+struct PassArgs {
     Pass pass;
     float grad_scale =
         0;  // train: gradients are those of grad_scale * (sum of token losses); 1 / targets of the update
     const float* loss_scale = nullptr;  // train: (1) on the device, a further factor of the gradients; optional
-    BlockWatch watch = {};              // train: of block 0, those of the others after it; optional
+    BlockStats watch = {};              // train: of block 0, those of the others after it; optional
     void* logits = nullptr;             // logits: where they go, (B*T, V) dtype, on the device
     float* losses = nullptr;            // score: (B*T), 0 where there is no target, on the device
     int32_t* best = nullptr;            // score: (B*T) tokens (kernels/argmax.h), on the device
@@ -122,9 +122,9 @@ class Stage {
 
     // Each enqueues one unit of a micro-batch and returns. `slot` keeps the activations until its backward or
     // input_grad of the stage's first unit. Throws if the batch is larger than the stage was built for.
-    void forward(int unit, int slot, const DeviceBatch&, const Goal&);
-    void backward(int unit, int slot, const DeviceBatch&, const Goal&);
-    void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const Goal&);
+    void forward(int unit, int slot, const DeviceBatch&, const PassArgs&);
+    void backward(int unit, int slot, const DeviceBatch&, const PassArgs&);
+    void input_grad(int unit, int slot, int weight_slot, const DeviceBatch&, const PassArgs&);
     // `then_below`: the unit below comes next, and nothing in between.
     void weight_grad(int unit, int weight_slot, const DeviceBatch&, bool then_below = false);
 
@@ -151,11 +151,11 @@ class Stage {
         float* final_rstd = nullptr;                         // (R)
     };
     struct WeightSlot {
-        std::vector<PendingBlock> blocks;
+        std::vector<WeightGradInputs> blocks;
         void* embedding_gradient = nullptr;  // (R, C)  with unit 0
         float* dw_final_norm = nullptr;      // (C)     with the model's last unit
     };
-    enum class Piece { forward, backward, input_grad, weight_grad, head, loss, score };
+    enum class GraphRegion { forward, backward, input_grad, weight_grad, head, loss, score };
 
     bool has_embedding() const { return first_unit_ == 0; }
     bool has_head() const { return last_unit_ == model_last_; }
@@ -175,20 +175,20 @@ class Stage {
     int64_t own_rows(const DeviceBatch& b) const { return options_.tp ? options_.tp->rows(b.B * b.T) : b.B * b.T; }
     void embedding(const Slot&, const DeviceBatch&);
     void final_norm(const Slot&, int64_t rows);
-    void head(const Slot&, const DeviceBatch&, const Goal&);
+    void head(const Slot&, const DeviceBatch&, const PassArgs&);
     void head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch&,
-                    const Goal&);
-    void losses(int64_t first, int64_t rows, const DeviceBatch&, const Goal&);
+                    const PassArgs&);
+    void losses(int64_t first, int64_t rows, const DeviceBatch&, const PassArgs&);
     void final_norm_backward(const Slot&, int64_t rows, void* dx, float* dw_sum, Fp8Scale* of_dx);
     Fp8Scale* scale_of_dout(int unit, const Slot&, const WeightSlot* pending = nullptr) const;
     void measure_dout(int unit, Fp8Scale* scale, const void* dout, int64_t rows);
     void embedding_gradient(const void* dx, const DeviceBatch&);
-    void piece(const GraphSet::Key& key, const std::function<void()>& enqueue);
+    void graph_region(const GraphSet::Key& key, const std::function<void()>& enqueue);
 
     ModelConfig config_, part_;  // of the model; of what this rank holds of a block
     const ParamTable& table_;
     StageOptions options_;
-    HeldPiece vocab_;  // rows of the embedding and the head that this rank holds
+    TensorShard vocab_;  // rows of the embedding and the head that this rank holds
     int first_unit_, last_unit_, model_last_;
     Device device_;
     Stream& stream_;

@@ -29,9 +29,9 @@ void load_weights(const std::string& folder, const ParamTable& table, Device dev
     const HfWeights weights = open_weights(folder, table, grow);
     Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");
     for (const OwnedRange& own : zero.optimizer.owned())
-        upload(weights, table, own.local, own.local + own.elements.size(), zero.options.master_dtype,
+        upload(weights, table, own.local_offset, own.local_offset + own.elements.size(), zero.options.master_dtype,
                static_cast<char*>(own.master), staging, stream);
-    zero.optimizer.publish();
+    zero.optimizer.all_gather_updated();
     zero.optimizer.begin_average();
 }
 
@@ -41,9 +41,9 @@ void load_weights(const std::string& folder, const ParamTable& table, DType dtyp
     Buffer staging = Buffer::host_for(device, kPiece * 4, MemKind::workspace, "weights being loaded");
     for (int u = 0; u < int(ownership.units().size()); ++u) {
         const OwnedSlice& own = ownership.owned(u);
-        upload(weights, table, own.local, own.local + own.elements.size(), dtype,
+        upload(weights, table, own.local_offset, own.local_offset + own.elements.size(), dtype,
                static_cast<char*>(parameters.owned(u)), staging, stream);
-        parameters.publish(u);
+        parameters.all_gather_updated(u);
     }
 }
 

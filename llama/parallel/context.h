@@ -29,7 +29,7 @@ namespace rz {
 // The chunks of place `cp` among the 2 cp.size of a sequence, in the order in which its rank holds them
 struct ContextChunks {
     int64_t early, late;
-    explicit ContextChunks(Place cp) : early(cp.rank), late(2 * cp.size - 1 - cp.rank) {}
+    explicit ContextChunks(AxisRank cp) : early(cp.rank), late(2 * cp.size - 1 - cp.rank) {}
     int64_t operator[](int slot) const { return slot == 0 ? early : late; }
 };
 

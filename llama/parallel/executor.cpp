@@ -23,7 +23,7 @@ ProgramRun::ProgramRun(Executor& executor, const RankProgram& program, ProgramHo
       code_(program.program.code),
       host_(host),
       compute_(executor.compute_),
-      talks_(std::any_of(code_.begin(), code_.end(), [](const Instr& i) { return i.talks(); })),
+      talks_(std::any_of(code_.begin(), code_.end(), [](const Instr& i) { return i.is_message(); })),
       times_(executor.keeps_times_ && program.shape.trains) {
     require(executor.mesh_ || !talks_, "a program with messages needs a mesh to send them on");
     require(!executor.replays_ || !talks_, "a micro-batch with messages can't be one graph");
@@ -100,7 +100,7 @@ void ProgramRun::forward(const Instr& i) {
     if (i.first_unit == s.first_unit) begin_forward(i, s);
     compute(i, i.first_unit == s.first_unit, ends);
     if (!ends || !talks_) return;
-    Passage& p = passage(i.stage, i.micro_batch);
+    MicroBatchState& p = passage(i.stage, i.micro_batch);
     p.output_written = compute_.record();
     if (!shape_.trains) executor_.events(i.stage, i.slot).free = p.output_written;
 }
@@ -122,7 +122,7 @@ void ProgramRun::weight_grad(const Instr& i) {
 }
 
 void ProgramRun::begin_forward(const Instr& i, const StageUnits& s) {
-    Passage& p = passage(i.stage, i.micro_batch);
+    MicroBatchState& p = passage(i.stage, i.micro_batch);
     p.slot = i.slot;
     if (talks_) {
         compute_.wait(p.input_here);
@@ -155,7 +155,7 @@ static std::string name_of_message(int made_by, bool up, int micro_batch) {
 
 void ProgramRun::send(const Instr& i) {
     const bool up = i.last_unit > i.first_unit;
-    Passage& p = passage(i.stage, i.micro_batch);
+    MicroBatchState& p = passage(i.stage, i.micro_batch);
     Link& link = executor_.mesh_->link_to(i.lane);
     link.stream().wait(up ? p.output_written : p.gradient_written);
     host_.before_message(i, link.stream());
@@ -176,7 +176,7 @@ void ProgramRun::recv(const Instr& i) {
     link.recv(host_.boundary(up ? Boundary::input : Boundary::gradient, i.stage, i.slot),
               host_.boundary_bytes(i.micro_batch), name_of_message(i.stage + (up ? -1 : 1), up, i.micro_batch).c_str());
     host_.after_message(i, link.stream());
-    Passage& p = passage(i.stage, i.micro_batch);
+    MicroBatchState& p = passage(i.stage, i.micro_batch);
     const Event here = link.stream().record(times_);
     (up ? p.input_here : p.gradient_here) = here;
     if (times_) executor_.times_.arrivals.push_back({i, here});

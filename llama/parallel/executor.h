@@ -110,13 +110,13 @@ class ProgramRun {
 
    private:
     // State of a micro-batch: its slot of a stage, and what has come for it.
-    struct Passage {
+    struct MicroBatchState {
         int slot = -1;
         Event input_here, gradient_here;
         Event output_written, gradient_written;
     };
 
-    Passage& passage(int stage, int micro_batch) { return passages_[{stage, micro_batch}]; }
+    MicroBatchState& passage(int stage, int micro_batch) { return passages_[{stage, micro_batch}]; }
     void input_half(const Instr&);
     void compute(const Instr&, bool begins, bool ends);
     void begin_forward(const Instr&, const StageUnits&);
@@ -131,8 +131,8 @@ class ProgramRun {
     bool talks_;  // has messages
     bool times_;  // keeps the times of its tasks
     size_t at_ = 0;
-    bool in_graph_ = false;                            // between begin() and end() of a micro-batch
-    std::map<std::pair<int, int>, Passage> passages_;  // by stage and micro-batch
+    bool in_graph_ = false;                                    // between begin() and end() of a micro-batch
+    std::map<std::pair<int, int>, MicroBatchState> passages_;  // by stage and micro-batch
 };
 
 }  // namespace rz

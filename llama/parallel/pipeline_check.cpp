@@ -7,7 +7,7 @@
 namespace rz {
 namespace {
 
-struct Place {
+struct AxisRank {
     int rank = -1;
     int position = -1;
 };
@@ -126,7 +126,7 @@ class ScheduleChecker {
     }
 
     const PipelineSchedule& s_;
-    std::map<Task, Place> done_;  // F, I and W; B is I and W
+    std::map<Task, AxisRank> done_;  // F, I and W; B is I and W
     struct OpKey {
         Op op;
         int stage, rank;

@@ -59,7 +59,7 @@ struct Instr {
     bool last = false;           // reduce: completes the step
 
     bool operator==(const Instr&) const = default;
-    bool talks() const { return what == Do::send || what == Do::recv; }
+    bool is_message() const { return what == Do::send || what == Do::recv; }
     bool computes() const {
         return what == Do::forward || what == Do::backward || what == Do::input_grad || what == Do::weight_grad;
     }

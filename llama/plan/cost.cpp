@@ -58,7 +58,7 @@ double seen(const AttentionShape& s) {
     return n(s.B) * n(s.Tq) * (n(s.Tk) - 0.5 * n(s.Tq - 1));
 }
 
-OpWork attention(const AttentionShape& s, bool backward, int left_free) {
+OpWork attention(const AttentionShape& s, bool backward, int reserved_sms) {
     const double q = n(s.B) * n(s.Tq) * n(s.H) * n(s.D), kv = 2 * n(s.B) * n(s.Tk) * n(s.K) * n(s.D);
     // The T^2 / 2 scores without the diagonal's half, as the field counts.
     const double scores = s.Tq == s.Tk && s.offset() == 0 ? 0.5 * n(s.B) * n(s.Tq) * n(s.Tk) : seen(s);
@@ -68,15 +68,15 @@ OpWork attention(const AttentionShape& s, bool backward, int left_free) {
             .dtype = s.dtype,
             .T = s.Tk,
             .head_dim = s.D,
-            .left_free = left_free};
+            .reserved_sms = reserved_sms};
 }
 
-OpWork work(const AttentionForward& a) { return attention(a.shape, false, a.beside.left_free); }
+OpWork work(const AttentionForward& a) { return attention(a.shape, false, a.beside.reserved_sms); }
 OpWork work(const AttentionLargest& a) { return attention(a.forward.shape, false, 0); }
 OpWork work(const Rope&);
 // RoPE's backward pass is in the stores of the tensor-core kernels alone.
 OpWork work(const AttentionBackward& a) {
-    OpWork w = attention(a.shape, true, a.beside.left_free);
+    OpWork w = attention(a.shape, true, a.beside.reserved_sms);
     const bool in_stores = a.shape.dtype != DType::f32 && attention_advice(a.shape.dtype, a.shape.D).empty();
     if (a.back.x && !in_stores) w.more_bytes = work(a.back).bytes;
     return w;
@@ -200,8 +200,8 @@ double attention_rate(const Machine& m, const OpWork& w) {
     const int i = std::min(int(at), 2);
     const double rate = rates[size_t(i)] + (at - i) * (rates[size_t(i) + 1] - rates[size_t(i)]);
     // Only Hopper's kernels, of 16 bits, stay on their multiprocessors.
-    const bool stays = w.dtype != DType::f32 && m.compute_capability == 9.0 && m.multiprocessors > w.left_free;
-    const double share = stays ? 1 - w.left_free / m.multiprocessors : 1;
+    const bool stays = w.dtype != DType::f32 && m.compute_capability == 9.0 && m.multiprocessors > w.reserved_sms;
+    const double share = stays ? 1 - w.reserved_sms / m.multiprocessors : 1;
     return 1e12 * rate * share * (w.dtype == DType::f32 ? m.attention_fp32_share : 1);
 }
 

@@ -22,7 +22,7 @@ struct OpWork {
     double more_bytes = 0;  // of a second kernel
     DType dtype = DType::f32;
     int64_t T = 0, head_dim = 0;  // of attention
-    int left_free = 0;            // multiprocessors that attention does not take (--comm-sms)
+    int reserved_sms = 0;         // multiprocessors that attention does not take (--comm-sms)
     bool fp8 = false;             // of a product
 };
 // Of everything that a stream can be asked for. false: an op that is not known here.

@@ -96,9 +96,9 @@ static ChannelsOf channels_of(const PlanCase& c) {
     AxisAlgorithms chosen = c.options.collectives;
     chosen.data = chosen.data_on(grid->nodes_of_state(), /*gpus=*/true);
     return [grid, chosen, sms = int(c.machine.multiprocessors),
-            left_free = int(c.options.comm_sms)](const GroupKind& group) -> std::optional<NcclChannels> {
+            reserved_sms = int(c.options.comm_sms)](const GroupKind& group) -> std::optional<NcclChannels> {
         if (!sends_messages(chosen, group)) return std::nullopt;
-        return nccl_channels(*grid, chosen, group, sms, left_free);
+        return nccl_channels(*grid, chosen, group, sms, reserved_sms);
     };
 }
 

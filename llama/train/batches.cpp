@@ -6,7 +6,7 @@
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
-#include "llama/data/made_data.h"
+#include "llama/data/synthetic_data.h"
 #include "llama/base/text.h"
 
 namespace rz {
@@ -205,8 +205,8 @@ DataSources open_data(const TrainOptions& o, DataPaths paths, const ModelConfig&
 }
 
 // The report of a step is waited for in the step after it, so with two steps' batches the host never waits inside one.
-Batches::Batches(const DataSources& sources, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches,
-                 Device device, Stream& compute, bool same_plan, int64_t held, int read_ahead)
+Batches::Batches(const DataSources& sources, AxisRank dp, AxisRank cp, bool counts, int64_t batch,
+                 int64_t micro_batches, Device device, Stream& compute, bool same_plan, int64_t held, int read_ahead)
     : sources_(sources),
       dp_(dp),
       counts_(counts),

@@ -72,7 +72,7 @@ class Batches {
    public:
     // dp, cp: this rank's place on those axes. counts: whether it is the one of its tp, cp and pp peers, which read the
     // same, whose tokens are counted. same_plan, held and read_ahead as in BatchFeeder. The sources outlive this.
-    Batches(const DataSources&, Place dp, Place cp, bool counts, int64_t batch, int64_t micro_batches, Device,
+    Batches(const DataSources&, AxisRank dp, AxisRank cp, bool counts, int64_t batch, int64_t micro_batches, Device,
             Stream& compute, bool same_plan, int64_t held = 1, int read_ahead = 0);
 
     // How many batches the host fills while the device works.
@@ -121,7 +121,7 @@ class Batches {
     }
 
     const DataSources& sources_;
-    Place dp_;
+    AxisRank dp_;
     bool counts_;
     int64_t batch_, micro_batches_;
     DataPosition from_;

@@ -31,7 +31,7 @@ CommandTable own_command_table(CoordinatesOptions& o) {
                        {}};
     OptionGroup g(table.rows, "Coordinates");
     g.checked(
-         "--widths", Keeps::no, "W,W,...", "Values of --dim, ascending; heads and ffn grow with it.",
+         "--widths", ResumeClass::no, "W,W,...", "Values of --dim, ascending; heads and ffn grow with it.",
          [](const std::string& text) {
              std::vector<int64_t> widths;
              return read_widths(text, widths) ? ""

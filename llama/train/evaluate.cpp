@@ -105,9 +105,9 @@ struct HeldParameters {
         : mesh(o.zero == 0 && o.tp == 1
                    ? nullptr
                    : std::make_unique<Mesh>(process, device, MeshOptions{.grid = {.tp = int(o.tp)}})),
-          table(config, Holding{.part = place(Axis::tp).rank,
-                                .parts = place(Axis::tp).size,
-                                .sharers = o.zero == 0 ? 1 : place(Axis::shard).size}) {
+          table(config, LocalShard{.part = place(Axis::tp).rank,
+                                   .parts = place(Axis::tp).size,
+                                   .sharers = o.zero == 0 ? 1 : place(Axis::shard).size}) {
         if (o.tp > 1) tp.emplace(*mesh, o.dtype);
         if (o.zero == 0) {
             auto whole = std::make_unique<ResidentParameters>(device, stream, unit_layouts(table), o.dtype);
@@ -115,14 +115,14 @@ struct HeldParameters {
             source = std::move(whole);
         } else {
             const ZeroOptions zero{.stage = 3, .param_dtype = o.dtype};
-            ownership.emplace(unit_layouts(table), sharing_of(zero, *mesh));
+            ownership.emplace(unit_layouts(table), shard_groups_of(zero, *mesh));
             auto slices = std::make_unique<ParameterCache>(
                 *ownership, zero, ZeroStreams{.device = device, .compute = stream, .mesh = *mesh});
             load_weights(folder, table, o.dtype, device, stream, *ownership, *slices);
             source = std::move(slices);
         }
     }
-    Place place(Axis axis) const { return mesh ? mesh->place(axis) : Place{}; }
+    AxisRank place(Axis axis) const { return mesh ? mesh->place(axis) : AxisRank{}; }
 
     std::unique_ptr<Mesh> mesh;  // nullptr: each rank has the whole model
     ParamTable table;
@@ -171,7 +171,7 @@ int eval_command(const EvalOptions& o, Process& process) {
                  .logits_bytes = logits_mib << 20,
                  .tp = held.tp ? &*held.tp : nullptr},
                 device, stream, *held.source, nullptr);
-    const Place ranks = held.mesh ? held.place(Axis::dp) : Place{.rank = process.rank(), .size = process.size()};
+    const AxisRank ranks = held.mesh ? held.place(Axis::dp) : AxisRank{.rank = process.rank(), .size = process.size()};
     Scorer scorer(process, model, device, stream, ranks, held.place(Axis::tp).rank == 0, o.batch, T, config.vocab);
     std::string requests;
     const std::vector<TaskResult> results = evaluation.run(scorer, o.requests.empty() ? nullptr : &requests);
@@ -218,7 +218,7 @@ void make_evaluation(Trainer& t) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
     t.evaluation = std::make_unique<Evaluation>(load_eval_tasks(o.eval_data, o.eval_tasks, o.eval_limit), tokenizer,
                                                 EncodeOptions{.max_length = o.seq_len, .bos = tokenizer.adds_bos()});
-    TrainingCore& core = *t.core;
+    TrainState& core = *t.core;
     const Mesh& mesh = *t.mesh;
     t.scorer = std::make_unique<Scorer>(t.process, core.model, core.device, core.compute, mesh.place(Axis::dp),
                                         mesh.place(Axis::tp).rank == 0, o.batch, o.seq_len, core.config.vocab,
@@ -238,7 +238,7 @@ void evaluate(Trainer& t, int64_t step) {
         step, format("step %lld | evaluation: ", (long long)step) + results_line(results) + " | " + duration(seconds),
         "eval", results_json(results));
     t.log->scalars(step, scalars);
-    t.metrics->leave_out();
+    t.metrics->exclude_from_step_time();
 }
 
 }  // namespace rz

@@ -12,8 +12,8 @@
 
 namespace rz {
 
-Metrics::Metrics(Process& process, TrainingCore& core, CommMeter& meter, Batches& batches, const Schedule& lr,
-                 Health& health, Log& log, Trace* trace, const std::string& trace_file, int64_t steps,
+Metrics::Metrics(Process& process, TrainState& core, CommMeter& meter, Batches& batches, const Schedule& lr,
+                 RunGuard& health, Log& log, Trace* trace, const std::string& trace_file, int64_t steps,
                  int64_t log_every)
     : process_(process),
       core_(core),
@@ -69,7 +69,7 @@ void Metrics::trace_tasks(int64_t step, const StepEvents& events) {
         const bool forward = t.what == Do::forward;
         Trace::Task out{.name = task_name(t), .start = task.start, .end = task.end, .made = {}, .read = {}};
         for (const Instr& i : core_.program.program.code) {
-            if (!i.talks() || i.stage != t.stage || i.micro_batch != t.micro_batch || t.what == Do::weight_grad)
+            if (!i.is_message() || i.stage != t.stage || i.micro_batch != t.micro_batch || t.what == Do::weight_grad)
                 continue;
             const bool up = i.last_unit > i.first_unit;
             if (up != forward) continue;
@@ -113,7 +113,7 @@ void Metrics::flush() {
     report(probes_[size_t(last_step_ % 2)]);
 }
 
-void Metrics::leave_out() {
+void Metrics::exclude_from_step_time() {
     if (core_.mesh.world().size > 1) meter_.take();
     bytes_before_ = core_.mesh.bytes_by_axis();
     last_done_ = core_.compute.record(/*timing=*/true);
@@ -156,7 +156,7 @@ void Metrics::report(Probe& probe) {
     r.data_wait = probe.data_wait;
     if (!probe.times.tasks.empty()) r.phases = phase_times(probe.times, probe.done);
     const double loss_scale = core_.zero.options.loss_scaling.on() ? double(loss_scale_.scale) : 1;  // of this step
-    const Judgement judgement = judge(probe, loss_sum, z_sum, norm, own_seconds(probe, r), r.seconds);
+    const StepVerdict judgement = judge(probe, loss_sum, z_sum, norm, own_seconds(probe, r), r.seconds);
     r.loss = judgement.loss;
     r.data_hash = data_hash_ += judgement.data_hash;
     r.note = judgement.note;
@@ -181,7 +181,7 @@ void Metrics::report(Probe& probe) {
     probe.step = -1;
 }
 
-void Metrics::report_statistics(const Probe& probe, const StepReport& r, const Judgement& judgement,
+void Metrics::report_statistics(const Probe& probe, const StepReport& r, const StepVerdict& judgement,
                                 double loss_scale) {
     constexpr size_t kSteps = 20;
     Past now{probe.step, "", ""};
@@ -254,25 +254,25 @@ bool Metrics::is_outlier(int64_t step) {
     return health_.is_outlier(step, seen_loss(step, loss_sum), double(targets), double(norm));
 }
 
-Judgement Metrics::judge(const Probe& probe, double loss_sum, double z_sum, double norm, double own_seconds,
-                         double seconds) {
+StepVerdict Metrics::judge(const Probe& probe, double loss_sum, double z_sum, double norm, double own_seconds,
+                           double seconds) {
     loss_sum = seen_loss(probe.step, loss_sum);
     const LossScaling& scaling = core_.zero.options.loss_scaling;
     const double scale = double(loss_scale_.scale);  // of this step: the state after the one before
-    Judgement j = health_.judge({.step = probe.step,
-                                 .loss_sum = loss_sum,
-                                 .z_sum = z_sum,
-                                 .tokens = double(std::max<int64_t>(1, batches_.targets_of(probe.step))),
-                                 .grad_norm = norm,
-                                 .loss_scale = scaling.on() ? scale : 0,
-                                 .scale_adapts = scaling.dynamic && scale > double(scaling.least),
-                                 .seconds = seconds,
-                                 .own_seconds = own_seconds,
-                                 .data_hash = probe.data_hash,
-                                 .attended = probe.attended,
-                                 .memory = core_.device.context->memory.peak(core_.device.kind),
-                                 .reserved = reserved_bytes(core_.device),
-                                 .signs = signs_.look()});
+    StepVerdict j = health_.judge({.step = probe.step,
+                                   .loss_sum = loss_sum,
+                                   .z_sum = z_sum,
+                                   .tokens = double(std::max<int64_t>(1, batches_.targets_of(probe.step))),
+                                   .grad_norm = norm,
+                                   .loss_scale = scaling.on() ? scale : 0,
+                                   .scale_adapts = scaling.dynamic && scale > double(scaling.least),
+                                   .seconds = seconds,
+                                   .own_seconds = own_seconds,
+                                   .data_hash = probe.data_hash,
+                                   .attended = probe.attended,
+                                   .memory = core_.device.context->memory.peak(core_.device.kind),
+                                   .reserved = reserved_bytes(core_.device),
+                                   .signs = signs_.look()});
     if (scaling.on()) std::memcpy(&loss_scale_, probe.host.bytes_at(kScaleState), sizeof loss_scale_);
     if (!j.line.empty()) log_.line(j.line);
     return j;

@@ -11,8 +11,8 @@
 #include "llama/report/log.h"
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
-#include "llama/train/core.h"
-#include "llama/train/health.h"
+#include "llama/train/train_state.h"
+#include "llama/train/run_guard.h"
 #include "llama/train/schedule.h"
 #include "llama/train/statistics.h"
 
@@ -21,7 +21,7 @@ namespace rz {
 class Metrics {
    public:
     // Its arguments outlive it. `trace` may be nullptr.
-    Metrics(Process&, TrainingCore&, CommMeter&, Batches&, const Schedule& lr, Health&, Log&, Trace* trace,
+    Metrics(Process&, TrainState&, CommMeter&, Batches&, const Schedule& lr, RunGuard&, Log&, Trace* trace,
             const std::string& trace_file, int64_t steps, int64_t log_every);
     // Writes a line for each of this rank's tasks in the pipeline to this file, during the next `steps` steps.
     void write_tasks(const std::string& file, int64_t steps) { task_file_ = file, task_steps_ = steps; }
@@ -46,7 +46,7 @@ class Metrics {
     // Reports what is outstanding.
     void flush();
     // Excludes the time since the last end() from the step.
-    void leave_out();
+    void exclude_from_step_time();
 
     int64_t last_step() const { return last_step_; }   // that end() was called for
     int64_t updates() const { return updates_; }       // made by the reported steps: those that were not skipped
@@ -72,20 +72,20 @@ class Metrics {
         int64_t step;
         std::string numbers, statistics;  // JSON, without the last bracket; JSON or empty
     };
-    void report_statistics(const Probe&, const StepReport&, const Judgement&, double loss_scale);
+    void report_statistics(const Probe&, const StepReport&, const StepVerdict&, double loss_scale);
     void report_pipeline(const Probe&, StepReport&);
     void trace_tasks(int64_t step, const StepEvents&);
     void report(Probe&);
     double own_seconds(const Probe&, const StepReport&) const;
     double seen_loss(int64_t step, double loss_sum);
-    Judgement judge(const Probe&, double loss_sum, double z_sum, double norm, double own_seconds, double seconds);
+    StepVerdict judge(const Probe&, double loss_sum, double z_sum, double norm, double own_seconds, double seconds);
 
     Process& process_;
-    TrainingCore& core_;
+    TrainState& core_;
     CommMeter& meter_;
     Batches& batches_;
     Schedule lr_;
-    Health& health_;
+    RunGuard& health_;
     Log& log_;
     Trace* trace_;
     std::string trace_file_;

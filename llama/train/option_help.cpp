@@ -50,15 +50,15 @@ std::string line_of(const OptionRow& row, size_t width) {
     return wrapped("  " + head_of(row), (row.required ? "Required. " : "") + row.help, kHelpColumn, width);
 }
 
-const char* words_of(Keeps keeps) {
+const char* words_of(ResumeClass keeps) {
     switch (keeps) {
-        case Keeps::no:
+        case ResumeClass::no:
             return "leaves it: it belongs to one start, or to the model, which comes with the weights";
-        case Keeps::always:
+        case ResumeClass::always:
             return "takes the checkpoint's, unless it is given again";
-        case Keeps::layout:
+        case ResumeClass::layout:
             return "takes the checkpoint's on as many ranks, unless an axis (--tp, --cp, --pp) is given";
-        case Keeps::gpu:
+        case ResumeClass::gpu:
             return "takes the checkpoint's where there is a GPU";
     }
     return "";

@@ -79,7 +79,7 @@ static std::string whole_range(int64_t min, int64_t max) {
     return max > INT32_MAX ? "whole numbers from " + from + " on" : from + " to " + std::to_string(max);
 }
 
-OptionRow& OptionGroup::add(const FlagName& flag, Keeps keeps, const std::string& placeholder,
+OptionRow& OptionGroup::add(const FlagName& flag, ResumeClass keeps, const std::string& placeholder,
                             const std::string& default_text, const std::string& help) {
     OptionRow row;
     row.group = heading_;
@@ -96,14 +96,14 @@ OptionRow& OptionGroup::add(const FlagName& flag, Keeps keeps, const std::string
     return rows_.back();
 }
 
-OptionRow& OptionGroup::text(const FlagName& flag, Keeps keeps, std::string& to, const char* help,
+OptionRow& OptionGroup::text(const FlagName& flag, ResumeClass keeps, std::string& to, const char* help,
                              const char* placeholder) {
     OptionRow& row = add(flag, keeps, placeholder, to, help);
     row.set = [&to](const std::string& text) { to = text; };
     return row;
 }
 
-OptionRow& OptionGroup::whole(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max,
+OptionRow& OptionGroup::whole(const FlagName& flag, ResumeClass keeps, int64_t& to, int64_t min, int64_t max,
                               const char* help) {
     OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
     row.range = whole_range(min, max);
@@ -124,7 +124,7 @@ std::string plain_count(const std::string& text) {
     return whole ? std::to_string(int64_t(value)) : text;
 }
 
-OptionRow& OptionGroup::count(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max,
+OptionRow& OptionGroup::count(const FlagName& flag, ResumeClass keeps, int64_t& to, int64_t min, int64_t max,
                               const char* help) {
     OptionRow& row = whole(flag, keeps, to, min, max, help);
     row.range += ", also as 1k, 2M, 1.5B";
@@ -133,7 +133,7 @@ OptionRow& OptionGroup::count(const FlagName& flag, Keeps keeps, int64_t& to, in
     return row;
 }
 
-OptionRow& OptionGroup::given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max,
+OptionRow& OptionGroup::given_whole(const FlagName& flag, ResumeClass keeps, int64_t min, int64_t max,
                                     const std::string& help, std::function<void(int64_t)> set) {
     OptionRow& row = add(flag, keeps, "N", "", help);
     row.range = whole_range(min, max);
@@ -142,7 +142,7 @@ OptionRow& OptionGroup::given_whole(const FlagName& flag, Keeps keeps, int64_t m
     return row;
 }
 
-OptionRow& OptionGroup::checked(const FlagName& flag, Keeps keeps, const char* placeholder, const char* help,
+OptionRow& OptionGroup::checked(const FlagName& flag, ResumeClass keeps, const char* placeholder, const char* help,
                                 std::function<std::string(const std::string&)> wrong,
                                 std::function<void(const std::string&)> set) {
     OptionRow& row = add(flag, keeps, placeholder, "", help);
@@ -151,7 +151,8 @@ OptionRow& OptionGroup::checked(const FlagName& flag, Keeps keeps, const char* p
     return row;
 }
 
-OptionRow& OptionGroup::real(const FlagName& flag, Keeps keeps, double& to, double min, double max, const char* help) {
+OptionRow& OptionGroup::real(const FlagName& flag, ResumeClass keeps, double& to, double min, double max,
+                             const char* help) {
     std::ostringstream text;
     text << to;
     OptionRow& row = add(flag, keeps, "X", text.str(), help);
@@ -170,28 +171,28 @@ static void make_switch(OptionRow& row) {
     row.plain = [](const std::string& text) { return switch_value(text); };
 }
 
-OptionRow& OptionGroup::on_off(const FlagName& flag, Keeps keeps, bool& to, const char* help) {
+OptionRow& OptionGroup::on_off(const FlagName& flag, ResumeClass keeps, bool& to, const char* help) {
     OptionRow& row = add(flag, keeps, "on|off", to ? "on" : "off", help);
     make_switch(row);
     row.set = [&to](const std::string& text) { to = text == "on"; };
     return row;
 }
 
-OptionRow& OptionGroup::on_off(const FlagName& flag, Keeps keeps, std::optional<bool>& to, const char* help) {
+OptionRow& OptionGroup::on_off(const FlagName& flag, ResumeClass keeps, std::optional<bool>& to, const char* help) {
     OptionRow& row = add(flag, keeps, "on|off", "", help);
     make_switch(row);
     row.set = [&to](const std::string& text) { to = text == "on"; };
     return row;
 }
 
-OptionRow& OptionGroup::seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help) {
+OptionRow& OptionGroup::seed(const FlagName& flag, ResumeClass keeps, uint64_t& to, const char* help) {
     OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
     row.wrong = [](const std::string& text) { return wrong_whole_number(text, 0, INT64_MAX); };
     row.set = [&to](const std::string& text) { to = std::strtoull(text.c_str(), nullptr, 10); };
     return row;
 }
 
-OptionRow& OptionGroup::one_of(const FlagName& flag, Keeps keeps, const std::vector<std::string>& names,
+OptionRow& OptionGroup::one_of(const FlagName& flag, ResumeClass keeps, const std::vector<std::string>& names,
                                const std::string& default_text, const std::string& help,
                                std::function<void(const std::string&)> set) {
     OptionRow& row = add(flag, keeps, joined(names), default_text, help);

@@ -18,7 +18,7 @@
 namespace rz {
 
 // Resume class of a flag that is not given again. Every row says it.
-enum class Keeps {
+enum class ResumeClass {
     no,  // leaves it: it belongs to one start (--out, --resume, --time-limit, permissions, commands), or to the model,
          // which comes with the weights
     always,  // takes the checkpoint's: what a step computes, and how the run is saved and watched
@@ -33,7 +33,7 @@ struct OptionRow {
     std::string topic;    // of the group: --help TOPIC
     std::string section;  // heading in a run's config.toml; empty: it is not written there
     std::string source;   // FILE:LINE of the row
-    Keeps keeps = Keeps::no;
+    ResumeClass keeps = ResumeClass::no;
     Level level = Level::advanced;
     std::string placeholder;   // "N", "PATH", "fp32|bf16"
     std::string range;         // values in words; empty: the placeholder says all
@@ -101,44 +101,45 @@ class OptionGroup {
     OptionGroup(std::vector<OptionRow>& rows, std::string heading, std::string topic = "", std::string section = "")
         : rows_(rows), heading_(std::move(heading)), topic_(std::move(topic)), section_(std::move(section)) {}
 
-    OptionRow& text(const FlagName& flag, Keeps keeps, std::string& to, const char* help,
+    OptionRow& text(const FlagName& flag, ResumeClass keeps, std::string& to, const char* help,
                     const char* placeholder = "PATH");
-    OptionRow& whole(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
+    OptionRow& whole(const FlagName& flag, ResumeClass keeps, int64_t& to, int64_t min, int64_t max, const char* help);
     // A number of steps or tokens: 1000, 1k, 2M, 1.5B are whole numbers too.
-    OptionRow& count(const FlagName& flag, Keeps keeps, int64_t& to, int64_t min, int64_t max, const char* help);
+    OptionRow& count(const FlagName& flag, ResumeClass keeps, int64_t& to, int64_t min, int64_t max, const char* help);
     // Hands on a value that is given; has no default.
-    OptionRow& given_whole(const FlagName& flag, Keeps keeps, int64_t min, int64_t max, const std::string& help,
+    OptionRow& given_whole(const FlagName& flag, ResumeClass keeps, int64_t min, int64_t max, const std::string& help,
                            std::function<void(int64_t)> set);
-    OptionRow& checked(const FlagName& flag, Keeps keeps, const char* placeholder, const char* help,
+    OptionRow& checked(const FlagName& flag, ResumeClass keeps, const char* placeholder, const char* help,
                        std::function<std::string(const std::string&)> wrong,
                        std::function<void(const std::string&)> set);
-    OptionRow& real(const FlagName& flag, Keeps keeps, double& to, double min, double max, const char* help);
-    OptionRow& on_off(const FlagName& flag, Keeps keeps, bool& to, const char* help);
-    OptionRow& on_off(const FlagName& flag, Keeps keeps, std::optional<bool>& to, const char* help);
-    OptionRow& seed(const FlagName& flag, Keeps keeps, uint64_t& to, const char* help);
+    OptionRow& real(const FlagName& flag, ResumeClass keeps, double& to, double min, double max, const char* help);
+    OptionRow& on_off(const FlagName& flag, ResumeClass keeps, bool& to, const char* help);
+    OptionRow& on_off(const FlagName& flag, ResumeClass keeps, std::optional<bool>& to, const char* help);
+    OptionRow& seed(const FlagName& flag, ResumeClass keeps, uint64_t& to, const char* help);
     // One of `names`; set() takes what was chosen.
-    OptionRow& one_of(const FlagName& flag, Keeps keeps, const std::vector<std::string>& names,
+    OptionRow& one_of(const FlagName& flag, ResumeClass keeps, const std::vector<std::string>& names,
                       const std::string& default_text, const std::string& help,
                       std::function<void(const std::string&)> set);
 
     // One of some values of an enum, by name_of(); of all that have names if none are listed.
     template <class E>
-    OptionRow& choice(const FlagName& flag, Keeps keeps, E& to, const char* help, std::initializer_list<E> among = {}) {
+    OptionRow& choice(const FlagName& flag, ResumeClass keeps, E& to, const char* help,
+                      std::initializer_list<E> among = {}) {
         return choose<E>(
             flag, keeps, [&to](E value) { to = value; }, name_of(to), help, among);
     }
     template <class E>
-    OptionRow& choice(const FlagName& flag, Keeps keeps, std::optional<E>& to, const char* help,
+    OptionRow& choice(const FlagName& flag, ResumeClass keeps, std::optional<E>& to, const char* help,
                       std::initializer_list<E> among = {}) {
         return choose<E>(
             flag, keeps, [&to](E value) { to = value; }, to ? name_of(*to) : "", help, among);
     }
 
    private:
-    OptionRow& add(const FlagName& flag, Keeps keeps, const std::string& placeholder, const std::string& default_text,
-                   const std::string& help);
+    OptionRow& add(const FlagName& flag, ResumeClass keeps, const std::string& placeholder,
+                   const std::string& default_text, const std::string& help);
     template <class E>
-    OptionRow& choose(const FlagName& flag, Keeps keeps, std::function<void(E)> set, const char* default_text,
+    OptionRow& choose(const FlagName& flag, ResumeClass keeps, std::function<void(E)> set, const char* default_text,
                       const char* help, std::vector<E> among) {
         if constexpr (requires { kNames<E>.front(); })
             if (among.empty())

@@ -16,7 +16,7 @@ static std::optional<int> parse_plan(const std::vector<std::string>& arguments, 
     const CommandTable table = command_table(plan);
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
-    settle(plan.train, arguments, table, found);
+    resolve_defaults(plan.train, arguments, table, found);
     check_given(plan.train);
     return std::nullopt;
 }
@@ -26,7 +26,7 @@ static std::optional<int> parse_coordinates(const std::vector<std::string>& argu
     const CommandTable table = command_table(check);
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
-    settle(check.train, arguments, table, found);
+    resolve_defaults(check.train, arguments, table, found);
     check_given(check.train);
     coordinate_runs(check);  // refuses what is wrong
     return std::nullopt;
@@ -71,7 +71,7 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
         }
         return std::nullopt;
     }
-    settle(train, arguments, tables[0], found);
+    resolve_defaults(train, arguments, tables[0], found);
     check_given(train);
     check_restarts(train);
     if (train.presets) {

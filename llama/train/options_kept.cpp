@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
-#include "llama/data/made_data.h"
+#include "llama/data/synthetic_data.h"
 #include "llama/train/options_train.h"
 
 namespace rz {
@@ -62,10 +62,10 @@ Flags former_defaults(const Flags& saved, bool gpu) {
 }
 
 // Why a resumed run does not take a flag that was not given; nullptr: it takes it.
-const char* why_not(Keeps how, const std::string& name, const std::string& value, const std::set<std::string>& given,
-                    const ResumePlace& place) {
-    if (how == Keeps::always) return nullptr;
-    if (how == Keeps::gpu)
+const char* why_not(ResumeClass how, const std::string& name, const std::string& value,
+                    const std::set<std::string>& given, const ResumePlace& place) {
+    if (how == ResumeClass::always) return nullptr;
+    if (how == ResumeClass::gpu)
         return place.gpu || value == "cpu" || value == "mpi" || value == "tcp" ? nullptr : "without a GPU";
     if (!place.same_ranks) return "on another number of ranks";
     for (const char* axis : {"tp", "cp", "pp", "pp-threads"})
@@ -97,7 +97,7 @@ std::map<std::string, std::string> current_flags(const CommandTable& table,
 std::map<std::string, std::string> kept_flags(const CommandTable& table, const ParsedFlags& found) {
     std::map<std::string, std::string> kept;
     for (const OptionRow& row : table.rows)
-        if (row.keeps != Keeps::no) kept[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
+        if (row.keeps != ResumeClass::no) kept[row.flag.substr(2)] = kept_value(row.flag.substr(2), found);
     return kept;
 }
 
@@ -123,13 +123,13 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         const std::string name = row.flag.substr(2);
         std::string& value = found.values[name] = row.default_text;
         const bool given = o.given.count(name) > 0;
-        const auto kept = row.keeps == Keeps::no ? saved.end() : saved.find(name);
+        const auto kept = row.keeps == ResumeClass::no ? saved.end() : saved.find(name);
         const char* why = nullptr;
         if (kept != saved.end()) {
             const std::string& now = o.kept_flags[name];
             const bool follows_dtype = name == "grad-dtype" || name == "wire-dtype";
             const bool follows_layout = name == "accumulate-locally" && former.count(name);
-            const Keeps keeps = follows_layout ? Keeps::layout : row.keeps;
+            const ResumeClass keeps = follows_layout ? ResumeClass::layout : row.keeps;
             why = given                          ? ""
                   : other_dtype && follows_dtype ? "beside another --dtype"
                                                  : why_not(keeps, name, kept->second, o.given, place);
@@ -151,7 +151,7 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
         row.set(value);
     }
     for (const auto& [name, line] : differ) lines.push_back(line);
-    settle(fresh, o.arguments, table, found);
+    resolve_defaults(fresh, o.arguments, table, found);
     fresh.given = o.given;
     fresh.out = o.out, fresh.out_is_new = o.out_is_new;
     o = fresh;

@@ -34,26 +34,26 @@ CommandTable own_command_table(PlanOptions& o) {
         "of training, too",
         {}};
     OptionGroup g(table.rows, "Plan");
-    g.given_whole("--gpus", Keeps::no, 1, 1 << 20, "Number of ranks, one on each GPU.", [&o](int64_t value) {
+    g.given_whole("--gpus", ResumeClass::no, 1, 1 << 20, "Number of ranks, one on each GPU.", [&o](int64_t value) {
          o.gpus = value;
      }).required = true;
-    g.text("--gpu", Keeps::no, o.machine,
+    g.text("--gpu", ResumeClass::no, o.machine,
            "Machine: the name of a file in llama/configs/machines, or a file like those.", "NAME")
         .required = true;
-    g.checked("--tokens", Keeps::no, "N",
+    g.checked("--tokens", ResumeClass::no, "N",
               "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]", wrong_count,
               [&o](const std::string& text) { o.tokens = parse_count(text); });
-    g.real("--days", Keeps::no, o.days, 0, 1e5, "Days that the run may take: how many tokens are they?");
+    g.real("--days", ResumeClass::no, o.days, 0, 1e5, "Days that the run may take: how many tokens are they?");
     g.real(
-        "--host-gib", Keeps::no, o.host_gib, 0, 1e6,
+        "--host-gib", ResumeClass::no, o.host_gib, 0, 1e6,
         "GiB of memory of each host, for offload. [what this machine has free, if its card is the one of --gpu; else "
         "host-memory-gib of the machine's file]");
-    g.on_off("--search", Keeps::no, o.search,
+    g.on_off("--search", ResumeClass::no, o.search,
              "Try what the flags that are not given can be, and show what nothing beats in both speed and memory: of "
              "the same numerics, and of others.");
-    g.text("--write-config", Keeps::no, o.write_config,
+    g.text("--write-config", ResumeClass::no, o.write_config,
            "File for the fastest of the same numerics that --search finds, as --config reads it.");
-    g.text("--json", Keeps::no, o.json, "File for the plan as JSON. - is standard output.");
+    g.text("--json", ResumeClass::no, o.json, "File for the plan as JSON. - is standard output.");
     return table;
 }
 

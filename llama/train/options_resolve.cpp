@@ -111,8 +111,8 @@ std::vector<std::string> choose_recipe(TrainOptions& o, const ModelConfig& c, in
     return lines;
 }
 
-void settle(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
-            const ParsedFlags& found) {
+void resolve_defaults(TrainOptions& o, const std::vector<std::string>& arguments, const CommandTable& table,
+                      const ParsedFlags& found) {
     o.arguments = arguments;
     o.given = found.given;
     o.values = found.values;

@@ -18,7 +18,7 @@ static std::string wrong_schedule(const std::string& text) {
                   nearest_name(text, names).c_str());
 }
 
-OptionRow& add_schedule_row(OptionGroup& group, Keeps keeps, ScheduleChoice& to, const char* help) {
+OptionRow& add_schedule_row(OptionGroup& group, ResumeClass keeps, ScheduleChoice& to, const char* help) {
     OptionRow& row =
         group.checked("--pp-schedule", keeps, "NAME|FILE", help, wrong_schedule, [&to](const std::string& text) {
             to = {};
@@ -52,29 +52,29 @@ CommandTable command_table(ScheduleStudy& o) {
     CommandTable table{"schedule", "Draw, time and compare pipeline schedules", {}};
     OptionGroup g(table.rows, "Schedule");
     const auto whole = [&g](const char* flag, int& to, int min, int max, const char* help) {
-        g.given_whole(flag, Keeps::no, min, max, help, [&to](int64_t value) { to = int(value); });
+        g.given_whole(flag, ResumeClass::no, min, max, help, [&to](int64_t value) { to = int(value); });
     };
     whole("--pp", o.pp, 1, 1024, "Number of ranks of the pipeline.");
     whole("--micro-batches", o.micro_batches, 1, 65536, "Number of micro-batches in a step. [2 x pp]");
     add_schedule_row(
-        g, Keeps::no, o.schedule,
+        g, ResumeClass::no, o.schedule,
         "Schedule: gpipe, 1f1b, interleaved, zb-h1, zb-v, dualpipe, dualpipev, or a file of PyTorch's schedule text.");
     whole("--pp-stages-per-rank", o.stages_per_rank, 1, 64, "Number of stages on each rank (interleaved). [2]");
     whole("--pp-window", o.window, 1, 65536,
           "Largest number of micro-batches in flight. [as many as the schedule has]");
-    g.checked("--cost", Keeps::no, "X,X,X", "Times of F, I and W of 1/pp of the model.", wrong_costs,
+    g.checked("--cost", ResumeClass::no, "X,X,X", "Times of F, I and W of 1/pp of the model.", wrong_costs,
               [&o](const std::string& text) {
                   double cost[3] = {1, 1, 1};
                   read_costs(text, cost);
                   o.forward = cost[0], o.input = cost[1], o.weight = cost[2];
               })
         .default_text = "1,1,1";
-    g.real("--comm", Keeps::no, o.message, 0, 1e6, "Time that a tensor travels between two ranks.");
-    g.on_off("--one-lane", Keeps::no, o.one_lane,
+    g.real("--comm", ResumeClass::no, o.message, 0, 1e6, "Time that a tensor travels between two ranks.");
+    g.on_off("--one-lane", ResumeClass::no, o.one_lane,
              "Give each rank one lane, as CUDA over MPI has, not one for each pair.");
-    g.on_off("--compare", Keeps::no, o.compare, "Compare all schedules instead of showing one.");
-    g.text("--csv", Keeps::no, o.csv, "File for the schedule as PyTorch's text. - is standard output.");
-    g.text("--svg", Keeps::no, o.svg, "File for the picture as SVG. - is standard output.");
+    g.on_off("--compare", ResumeClass::no, o.compare, "Compare all schedules instead of showing one.");
+    g.text("--csv", ResumeClass::no, o.csv, "File for the schedule as PyTorch's text. - is standard output.");
+    g.text("--svg", ResumeClass::no, o.svg, "File for the picture as SVG. - is standard output.");
     whole("--columns", o.columns, 10, 10000, "Width of the makespan in the terminal, in characters. [what fits]");
     return table;
 }

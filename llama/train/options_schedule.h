@@ -1,7 +1,7 @@
 #pragma once
 // Options of `train_llama schedule`: ScheduleStudy.
 
-#include "llama/parallel/study.h"
+#include "llama/parallel/schedule_command.h"
 #include "llama/train/option_table.h"
 
 namespace rz {
@@ -11,6 +11,6 @@ CommandTable command_table(ScheduleStudy&);
 void check_given(const ScheduleStudy&);
 
 // The row of --pp-schedule, which training has too.
-OptionRow& add_schedule_row(OptionGroup&, Keeps, ScheduleChoice&, const char* help);
+OptionRow& add_schedule_row(OptionGroup&, ResumeClass, ScheduleChoice&, const char* help);
 
 }  // namespace rz

@@ -244,11 +244,12 @@ BytesPerParameter bytes_per_parameter(const TrainOptions&);
 
 CommandTable command_table(TrainOptions&);
 // Rows that commands share.
-void add_gemm_rows(OptionGroup&, Keeps, GemmTune& tune, std::string& cache);
+void add_gemm_rows(OptionGroup&, ResumeClass, GemmTune& tune, std::string& cache);
 
 // After parse_flags() with that table: notes what was given and what a checkpoint keeps, and sets defaults that depend
 // on other flags.
-void settle(TrainOptions&, const std::vector<std::string>& arguments, const CommandTable&, const ParsedFlags&);
+void resolve_defaults(TrainOptions&, const std::vector<std::string>& arguments, const CommandTable&,
+                      const ParsedFlags&);
 // Checks the flags of this command line: throws on flags that contradict each other, or that would do nothing.
 void check_given(const TrainOptions&);
 // Throws on what these ranks can't do.

@@ -45,12 +45,12 @@ class DryRun {
         if (mesh_how.collectives.chunk_bytes == 0 && job.kind == DeviceKind::cuda && !over_host_memory(o.transport))
             mesh_how.collectives.largest_chunk_bytes = kNcclChunkBytes;
         check_shared(mesh_how);
-        check_left_free(mesh_how.left_free, job.multiprocessors, job.kind == DeviceKind::cpu,
-                        job.ranks > 1 && !over_host_memory(o.transport), on_nodes(mesh_how), mesh_how.algorithms);
+        check_reserved_sms(mesh_how.reserved_sms, job.multiprocessors, job.kind == DeviceKind::cpu,
+                           job.ranks > 1 && !over_host_memory(o.transport), on_nodes(mesh_how), mesh_how.algorithms);
         mesh_ = std::make_unique<Mesh>(device_, rank, job.ranks, job.network, mesh_how, peers);
         CoreOptions how = core_options(o, Device{job.kind}, *mesh_);
         how.graphs = false;
-        core_ = std::make_unique<TrainingCore>(config, how, device_, *mesh_);
+        core_ = std::make_unique<TrainState>(config, how, device_, *mesh_);
         feeder_ = std::make_unique<BatchFeeder>(device_, core_->compute, o.batch, o.seq_len, config.vocab,
                                                 Batches::ahead(how.micro_batches), /*same_plan=*/false,
                                                 core_->model.batches_held(), DocumentMask{.boundary = o.doc_boundary},
@@ -177,7 +177,7 @@ class DryRun {
         const Ticks begin = core_->compute.clock();
         ops_.clear();
         bus_ = {};
-        Goal goal{.pass = Pass::train, .grad_scale = 1};
+        PassArgs goal{.pass = Pass::train, .grad_scale = 1};
         const bool watched = statistics_ && number > 0 && number % o_.stats_every == 0;
         if (watched) statistics_->begin(), goal.watch = statistics_->watch();
         core_->model.run(program, goal, [&](int64_t) { return batch(); });
@@ -284,7 +284,7 @@ class DryRun {
     std::map<const void*, PlannedOp> ops_;  // of this step, by label or type
     std::vector<Buffer> workspaces_;
     std::unique_ptr<Mesh> mesh_;
-    std::unique_ptr<TrainingCore> core_;
+    std::unique_ptr<TrainState> core_;
     std::unique_ptr<BatchFeeder> feeder_;
     Buffer copy_, snapshots_[3], ids_, recheck_;
     Metrics::Numbers numbers_;

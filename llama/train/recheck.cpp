@@ -10,7 +10,7 @@ namespace rz {
 
 constexpr int64_t kPiece = kRecheckPiece;
 
-Recheck::Recheck(Process& process, TrainingCore& core) : process_(process), core_(core) {
+Recheck::Recheck(Process& process, TrainState& core) : process_(process), core_(core) {
     if (core_.device.is_cuda())
         staging_ = Buffer::host_for(core_.device, kPiece, MemKind::workspace, "gradients being compared");
     core_.units.before_reduce = [this](int unit, void* gradients) {
@@ -53,7 +53,7 @@ double Recheck::loss() {
     return sum;
 }
 
-void Recheck::rehearse(const Goal& goal, const Model::Batches& batches) {
+void Recheck::compute_twice(const PassArgs& goal, const Model::Batches& batches) {
     first_ = {}, second_ = {};
     pass_ = &first_;
     core_.model.run(core_.program, goal, batches);

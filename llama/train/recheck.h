@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/process.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 
@@ -17,13 +17,13 @@ constexpr int64_t kRecheckPiece = int64_t(16) << 20;  // bytes of a GPU's gradie
 class Recheck {
    public:
     // Both outlive this.
-    Recheck(Process& process, TrainingCore& core);
+    Recheck(Process& process, TrainState& core);
     ~Recheck();
     Recheck(const Recheck&) = delete;
     Recheck& operator=(const Recheck&) = delete;
 
     // The forward and backward pass of a step for the first time; its gradients are thrown away. Collective.
-    void rehearse(const Goal&, const Model::Batches&);
+    void compute_twice(const PassArgs&, const Model::Batches&);
     // From here on the step counts.
     void begin() { pass_ = &second_; }
     // After it: "" or the ranks whose bits differ, and where. Collective, the same on all ranks.
@@ -39,7 +39,7 @@ class Recheck {
     std::string difference() const;
 
     Process& process_;
-    TrainingCore& core_;
+    TrainState& core_;
     Buffer staging_;  // of a device's gradients
     Bits first_, second_;
     Bits* pass_ = nullptr;  // that is under way

@@ -27,7 +27,7 @@ namespace rz {
 namespace {
 
 constexpr double kBeat = 2;  // seconds
-RunLock::Pretend pretended = RunLock::Pretend::nothing;
+RunLock::LockTestMode pretended = RunLock::LockTestMode::nothing;
 
 std::string first_line(const std::string& path) {
     std::string text;
@@ -43,7 +43,7 @@ std::string boot_of_processes() {
     char space[64] = {};
     if (readlink("/proc/self/ns/pid", space, sizeof space - 1) < 0) space[0] = 0;
     std::string id = host_id() + space;
-    if (pretended == RunLock::Pretend::own_host) id += "-" + std::to_string(getpid());
+    if (pretended == RunLock::LockTestMode::own_host) id += "-" + std::to_string(getpid());
     std::erase_if(id, [](unsigned char c) { return c <= ' ' || c == ','; });
     return id;
 }
@@ -79,7 +79,7 @@ Owner parse(const std::string& text) {
 enum class Life { dead, alive, unknown };
 Life life_of(const Owner& o) {
     if (o.boot[0] == 0) {  // of an earlier version
-        const bool here = o.pid > 0 && o.host == host_name() && pretended != RunLock::Pretend::own_host;
+        const bool here = o.pid > 0 && o.host == host_name() && pretended != RunLock::LockTestMode::own_host;
         return here && kill(o.pid, 0) != 0 && errno == ESRCH ? Life::dead : Life::alive;
     }
     if (o.boot != boot_of_processes()) return o.beat < 0 ? Life::alive : Life::unknown;
@@ -96,7 +96,7 @@ void pause(double seconds) { usleep(useconds_t(seconds * 1e6)); }
 
 }  // namespace
 
-void RunLock::pretend(Pretend p) { pretended = p; }
+void RunLock::pretend(LockTestMode p) { pretended = p; }
 
 RunLock::RunLock(const std::string& folder, double patience, double lease)
     : folder_(folder),
@@ -149,8 +149,8 @@ void RunLock::open_flock(double patience) {
     if (flock_ < 0)
         fail("folder %s (--out): can't create files there: %s\n  choose a folder that you may write to",
              folder_.c_str(), std::strerror(errno));
-    for (double waited = 0; pretended != Pretend::no_flock; waited += 0.05) {
-        locked_ = pretended == Pretend::own_host || flock(flock_, LOCK_EX | LOCK_NB) == 0;
+    for (double waited = 0; pretended != LockTestMode::no_flock; waited += 0.05) {
+        locked_ = pretended == LockTestMode::own_host || flock(flock_, LOCK_EX | LOCK_NB) == 0;
         if (locked_) break;
         if (errno == EINTR) continue;
         if (errno != EWOULDBLOCK) break;  // ENOLCK, EOPNOTSUPP, ENOSYS

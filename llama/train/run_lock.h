@@ -39,8 +39,8 @@ class RunLock {
     void writes() { writes_ = true; }
 
     // From now on (tests): this file system has no flock, or each process has a flock and a host of its own.
-    enum class Pretend { nothing, no_flock, own_host };
-    static void pretend(Pretend);
+    enum class LockTestMode { nothing, no_flock, own_host };
+    static void pretend(LockTestMode);
 
    private:
     void open_flock(double patience);

@@ -2,7 +2,7 @@
 
 namespace rz {
 
-static Decoder decoder_of(TrainingCore& core, ParameterSource& source, int64_t positions) {
+static Decoder decoder_of(TrainState& core, ParameterSource& source, int64_t positions) {
     const DType dtype = core.zero.options.param_dtype;
     TensorParallel* tp = core.tp ? &*core.tp : nullptr;
     if (!core.plan) return Decoder(core.config, core.table, dtype, core.device, core.compute, source, positions, tp);
@@ -11,13 +11,13 @@ static Decoder decoder_of(TrainingCore& core, ParameterSource& source, int64_t p
                    core.plan->schedule.rank_of.back()[0], tp);
 }
 
-static std::optional<WholeUnits> whole_units(TrainingCore& core) {
+static std::optional<GatheredUnits> whole_units(TrainState& core) {
     if (core.zero.options.fp8_matrices.empty()) return std::nullopt;
-    return std::optional<WholeUnits>(std::in_place, core.zero.params, core.zero.ownership, core.device,
-                                     core.zero.options.param_dtype);
+    return std::optional<GatheredUnits>(std::in_place, core.zero.params, core.zero.ownership, core.device,
+                                        core.zero.options.param_dtype);
 }
 
-SampleDecoder::SampleDecoder(TrainingCore& core, int64_t positions)
+SampleDecoder::SampleDecoder(TrainState& core, int64_t positions)
     : whole_(whole_units(core)),
       decoder_(decoder_of(core, whole_ ? static_cast<ParameterSource&>(*whole_) : core.units, positions)) {}
 

@@ -4,9 +4,9 @@
 #include <optional>
 
 #include "llama/model/generate.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/train/options_train.h"
-#include "zero/whole_units.h"
+#include "zero/gathered_units.h"
 
 namespace rz {
 
@@ -14,11 +14,11 @@ namespace rz {
 class SampleDecoder {
    public:
     // The core outlives this. Collective, as every append() is.
-    SampleDecoder(TrainingCore&, int64_t positions);
+    SampleDecoder(TrainState&, int64_t positions);
     Decoder& decoder() { return decoder_; }
 
    private:
-    std::optional<WholeUnits> whole_;  // where units are gathered in fp8
+    std::optional<GatheredUnits> whole_;  // where units are gathered in fp8
     Decoder decoder_;
 };
 

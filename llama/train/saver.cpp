@@ -5,7 +5,7 @@
 
 namespace rz {
 
-Saver::Saver(Process& process, TrainingCore& core, Health& health, Log& log, SaveOptions options,
+Saver::Saver(Process& process, TrainState& core, RunGuard& health, Log& log, SaveOptions options,
              double report_hang_after, const std::string& after_save, std::function<Manifest(int64_t)> manifest)
     : process_(process),
       health_(health),

@@ -8,8 +8,8 @@
 #include "llama/checkpoint/after_save.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/report/log.h"
-#include "llama/train/core.h"
-#include "llama/train/health.h"
+#include "llama/train/train_state.h"
+#include "llama/train/run_guard.h"
 
 namespace rz {
 
@@ -17,7 +17,7 @@ class Saver {
    public:
     // Collective. report_hang_after: seconds without an answer of the file system. after_save: a command, or "".
     // manifest: of the state after a step.
-    Saver(Process&, TrainingCore&, Health&, Log&, SaveOptions, double report_hang_after, const std::string& after_save,
+    Saver(Process&, TrainState&, RunGuard&, Log&, SaveOptions, double report_hang_after, const std::string& after_save,
           std::function<Manifest(int64_t step)> manifest);
 
     // Enqueues a checkpoint of the state after `step`.
@@ -32,7 +32,7 @@ class Saver {
 
    private:
     Process& process_;
-    Health& health_;
+    RunGuard& health_;
     Log& log_;
     SaveOptions options_;
     double report_hang_after_;

@@ -82,13 +82,13 @@ void save(Trainer& t, int64_t step, bool reports_due) {
     Process::DiskWork files(t.process);
     t.saver->save(step);
     files.join();
-    t.metrics->leave_out();
+    t.metrics->exclude_from_step_time();
 }
 
 void take_snapshot(Trainer& t, int64_t step) {
     if (!is_good(t, false)) return;
     t.snapshots->take(manifest_at(t, step));
-    t.metrics->leave_out();
+    t.metrics->exclude_from_step_time();
 }
 
 bool ends(Trainer& t, int64_t step) {

@@ -16,8 +16,8 @@ Scorer::Buffers::Buffers(Device d, int64_t B, int64_t T)
     : host(Buffer::host_for(d, buffer_bytes(B, T), MemKind::data, "evaluation staging")),
       device(d, buffer_bytes(B, T), MemKind::data, "evaluation batch") {}
 
-Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, Place dp, bool counts, int64_t B,
-               int64_t T, int64_t vocab, Place cp, int64_t multiple)
+Scorer::Scorer(Process& process, Model& model, Device device, Stream& stream, AxisRank dp, bool counts, int64_t B,
+               int64_t T, int64_t vocab, AxisRank cp, int64_t multiple)
     : process_(process),
       model_(model),
       stream_(stream),

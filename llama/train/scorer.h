@@ -24,8 +24,8 @@ class Scorer {
     // the one of its tp peers, which compute the same, whose scores count. cp: its place among those that cut each
     // sequence (BatchFeeder's chunks); the model was then built for B x T, and every batch is that large. The tokens of
     // a batch are a multiple of `multiple`, as B x T is: what fp8 products need.
-    Scorer(Process&, Model&, Device, Stream&, Place dp, bool counts, int64_t B, int64_t T, int64_t vocab, Place cp = {},
-           int64_t multiple = 1);
+    Scorer(Process&, Model&, Device, Stream&, AxisRank dp, bool counts, int64_t B, int64_t T, int64_t vocab,
+           AxisRank cp = {}, int64_t multiple = 1);
 
     // Collective: a score for each item, the same on all ranks. An item has at most T + 1 tokens, each below `vocab`.
     std::vector<Score> score(const std::vector<const ScoreItem*>&);
@@ -42,7 +42,7 @@ class Scorer {
     Process& process_;
     Model& model_;
     Stream& stream_;
-    Place dp_, cp_;
+    AxisRank dp_, cp_;
     bool counts_;
     int64_t B_, T_, vocab_, multiple_;
     Buffers buffers_;

@@ -113,7 +113,7 @@ static SaveOptions in_memory(SaveOptions o, const SnapshotHosts& hosts) {
     return o;
 }
 
-Snapshots::Snapshots(Process& process, TrainingCore& core, Health& health, Log& log, SaveOptions of_checkpoints,
+Snapshots::Snapshots(Process& process, TrainState& core, RunGuard& health, Log& log, SaveOptions of_checkpoints,
                      const std::string& out, bool keeps)
     : process_(process),
       core_(core),

@@ -9,8 +9,8 @@
 #include "comm/process.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/report/log.h"
-#include "llama/train/core.h"
-#include "llama/train/health.h"
+#include "llama/train/train_state.h"
+#include "llama/train/run_guard.h"
 #include "llama/train/neighbours.h"
 #include "llama/train/options_train.h"
 
@@ -34,7 +34,7 @@ void check_snapshot_memory(const TrainOptions&, Process&, const Zero&);
 class Snapshots {
    public:
     // Collective; all outlive this. `keeps`: this start came from one, which stays until the next counts.
-    Snapshots(Process&, TrainingCore&, Health&, Log&, SaveOptions of_checkpoints, const std::string& out, bool keeps);
+    Snapshots(Process&, TrainState&, RunGuard&, Log&, SaveOptions of_checkpoints, const std::string& out, bool keeps);
     ~Snapshots();
 
     // Collective: copies the state, and makes a snapshot of the copy while training continues.
@@ -46,8 +46,8 @@ class Snapshots {
     int64_t bytes() const;
 
     Process& process_;
-    TrainingCore& core_;
-    Health& health_;
+    TrainState& core_;
+    RunGuard& health_;
     Log& log_;
     SnapshotHosts hosts_;
     std::unique_ptr<Neighbours> neighbours_;  // nullptr: one host

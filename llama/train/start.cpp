@@ -185,7 +185,7 @@ static void tell_of_the_end(const Manifest& m, const TrainOptions& o) {
 }
 
 Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const DataMix& data, Process& process,
-                         TrainingCore& core, Health& health) {
+                         TrainState& core, RunGuard& health) {
     Manifest m;
     for (;;) {
         m = from.manifest;
@@ -242,7 +242,7 @@ void start_sums(ShardSums& sums, const DataPaths& paths, bool may_differ) {
     sums.start();
 }
 
-void report_damage(const ShardSums& sums, Health& health) {
+void report_damage(const ShardSums& sums, RunGuard& health) {
     if (const std::string damaged = sums.damaged(); !damaged.empty())
         health.report_end(kExitError, damaged + "\n  --allow-data-change trains on it");
 }

@@ -8,8 +8,8 @@
 #include "llama/data/shard_sums.h"
 #include "llama/report/log.h"
 #include "llama/train/batches.h"
-#include "llama/train/core.h"
-#include "llama/train/health.h"
+#include "llama/train/train_state.h"
+#include "llama/train/run_guard.h"
 #include "llama/train/resume.h"
 
 namespace rz {
@@ -31,13 +31,13 @@ TokenizerFiles carried_files(const TrainOptions&, const DataPaths&, const std::s
 
 // Collective: the state of the checkpoint, or of an older one that may be used and that `from` is then, into what this
 // rank owns; guards into health. Returns the manifest, with `samples` where the data continue. Changes no file.
-Manifest load_checkpoint(ResumePoint& from, const TrainOptions&, const DataMix& data, Process&, TrainingCore&, Health&);
+Manifest load_checkpoint(ResumePoint& from, const TrainOptions&, const DataMix& data, Process&, TrainState&, RunGuard&);
 // Rank 0: renames the checkpoints after `step`, so that no run resumes from them, and says how to take them back.
 void abandon_newer(const std::string& out, int64_t step, const std::string& run_id);
 
 // On a thread; beside what dataset.json says, but with --allow-data-change.
 void start_sums(ShardSums&, const DataPaths&, bool may_differ);
-void report_damage(const ShardSums&, Health&);  // ends the run where start_sums() has found some
+void report_damage(const ShardSums&, RunGuard&);  // ends the run where start_sums() has found some
 const char* why_dtype(const TrainOptions&);
 std::string where_kept(const TrainOptions&);  // a line, unless --out says it
 void announce_data(const DataSources&, Log&);

@@ -10,9 +10,9 @@
 
 namespace rz {
 
-Statistics::Statistics(TrainingCore& core)
+Statistics::Statistics(TrainState& core)
     : core_(core),
-      counts_(core.zero.ownership.sharing().copies.rank == 0),
+      counts_(core.zero.ownership.shard_groups().replicate.rank == 0),
       no_logits_(size_t(core.config.layers), -std::numeric_limits<float>::infinity()) {
     cut_into_segments();
     const Device device = core.device;
@@ -35,7 +35,7 @@ void Statistics::cut_into_segments() {
             bounds_.push_back(std::min(end, bounds_.back() + kLongest));
         }
     };
-    for (const HeldPiece& p : core_.table.held()) {
+    for (const TensorShard& p : core_.table.held()) {
         add_until(p.local, -1);
         add_until(p.local + p.size(), p.owned && counts_ ? p.tensor : -1);
     }
@@ -48,7 +48,7 @@ void Statistics::begin() {
     core_.zero.optimizer.watch(this);
 }
 
-BlockWatch Statistics::watch() const {
+BlockStats Statistics::watch() const {
     return {reinterpret_cast<double*>(sums_.bytes_at(squares_at())),
             reinterpret_cast<float*>(sums_.bytes_at(logits_at()))};
 }

@@ -13,17 +13,17 @@
 #include <vector>
 
 #include "comm/process.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 
 class Statistics : public UpdateWatcher {
    public:
-    explicit Statistics(TrainingCore& core);
+    explicit Statistics(TrainState& core);
     ~Statistics() override { core_.zero.optimizer.watch(nullptr); }
 
     void begin();
-    BlockWatch watch() const;
+    BlockStats watch() const;
     void end(int64_t step);
     // Reports the step that end() was called for; two can be under way. The gradient's norm is before clipping, of the
     // unscaled gradient. JSON: {"tensors":{"NAME":{"grad_norm":..,"norm":..,"update_ratio":..},..},
@@ -44,7 +44,7 @@ class Statistics : public UpdateWatcher {
     int64_t logits_at() const { return squares_at() + 8 * blocks(); }    // likewise
     int64_t result_bytes() const { return logits_at() + 4 * blocks(); }  // likewise
 
-    TrainingCore& core_;
+    TrainState& core_;
     bool counts_;                   // no other rank that owns the same does
     std::vector<int64_t> bounds_;   // of segments of this rank's flat buffer
     std::vector<int> tensors_;      // that a segment is of; -1: another rank's to count, or padding

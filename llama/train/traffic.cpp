@@ -13,7 +13,7 @@ namespace {
 
 class Counter {
    public:
-    explicit Counter(const TrainingCore& core)
+    explicit Counter(const TrainState& core)
         : core_(core),
           zero_(core.zero.options),
           tokens_(checked_mul(core.options.stage.B, core.options.stage.T, "micro-batch") /
@@ -185,8 +185,8 @@ class Counter {
     // ---- the norm: a double for each block, first of a rank's slices, then of a part's ----
     void add_norm() {
         const Ownership& owned = core_.zero.ownership;
-        const Sharing& sharing = owned.sharing();
-        const int ranks = sharing.sliced ? sharing.cut.size : 1;
+        const ShardGroups& shard_groups = owned.shard_groups();
+        const int ranks = shard_groups.sharded ? shard_groups.shard.size : 1;
         std::vector<int64_t> sums = {0};  // by rank of those that share slices
         for (int r = 0; r < ranks; ++r) {
             int64_t blocks = 0;
@@ -199,7 +199,7 @@ class Counter {
         sent_.model += sums.back() * 8 * (mesh().model().size() - 1);
     }
 
-    const TrainingCore& core_;
+    const TrainState& core_;
     const ZeroOptions& zero_;
     int64_t tokens_;
     std::vector<std::vector<Replicated>> replicated_;
@@ -208,6 +208,6 @@ class Counter {
 
 }  // namespace
 
-Traffic step_traffic(const TrainingCore& core) { return Counter(core).step(); }
+Traffic step_traffic(const TrainState& core) { return Counter(core).step(); }
 
 }  // namespace rz

@@ -3,7 +3,7 @@
 // `train_llama plan --help`; traffic.cpp computes them from the same program that the step runs, and tests compare the
 // collectives' own counts with them.
 
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 
@@ -46,6 +46,6 @@ struct Traffic {
 };
 
 // Traffic of a step of training; of the ranks of core's mesh, this one's.
-Traffic step_traffic(const TrainingCore& core);
+Traffic step_traffic(const TrainState& core);
 
 }  // namespace rz

@@ -57,7 +57,7 @@ MeshOptions mesh_options(const TrainOptions& o) {
             .transport = o.transport,
             .algorithms = o.collectives,
             .ranks_per_node = int(o.ranks_per_node),
-            .left_free = int(o.comm_sms),
+            .reserved_sms = int(o.comm_sms),
             .collectives = {.chunk_bytes = o.ring_chunk_kib << 10},
             .check_wire = o.check_wire > 0,
             .messages = step_messages(o)};
@@ -173,7 +173,7 @@ CoreOptions core_options(const TrainOptions& o, Device device, const Mesh& mesh)
 }
 
 // Every flag that is not empty, and what the run is on.
-static std::map<std::string, std::string> run_settings(const TrainOptions& o, const TrainingCore& core) {
+static std::map<std::string, std::string> run_settings(const TrainOptions& o, const TrainState& core) {
     std::map<std::string, std::string> out;
     for (const auto& [flag, value] : o.values)
         if (!value.empty() && flag != "out" && flag != "resume" && flag != "overwrite" && !may_hold_secrets(flag))
@@ -187,7 +187,7 @@ static std::map<std::string, std::string> run_settings(const TrainOptions& o, co
     return out;
 }
 
-static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const Peak& peak, const Process& process,
+static RunFacts run_facts(const TrainOptions& o, const TrainState& core, const Peak& peak, const Process& process,
                           bool reports_due) {
     return {.steps = o.steps,
             .flops_per_token = training_flops_per_token(core.config, o.seq_len),
@@ -203,7 +203,7 @@ static RunFacts run_facts(const TrainOptions& o, const TrainingCore& core, const
             .reports_due = reports_due};
 }
 
-static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainingCore& core, CommMeter& meter,
+static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process, TrainState& core, CommMeter& meter,
                                          int64_t first_step) {
     if (o.trace_steps == 0 || first_step > o.steps) return nullptr;
     const int64_t first = std::min(first_step + 2, o.steps);
@@ -213,7 +213,7 @@ static std::unique_ptr<Trace> make_trace(const TrainOptions& o, Process& process
 // The most that this rank will take, saves and final weights included (plan_memory.h); what can't be planned says so.
 static std::string planned_memory(const Trainer& t) {
     if (!t.process.is_root()) return "";
-    const Place world = t.core->mesh.world();
+    const AxisRank world = t.core->mesh.world();
     const DeviceKind kind = t.core->device.kind;
     const MemoryLedger& ledger = t.core->device.context->memory;
     std::string why;
@@ -244,7 +244,7 @@ static std::string planned_memory(const Trainer& t) {
 
 // Bytes that this rank takes of its host: pinned beside a GPU, all of it on the CPU. 0 for a run that can't be planned;
 // one that would be refused is refused here.
-static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, Place world) {
+static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& config, DeviceKind kind, AxisRank world) {
     try {
         const PlannedMemory plan = plan_memory(o, config, kind, world.rank, world.size);
         return kind == DeviceKind::cpu ? plan.total : plan.host;
@@ -258,7 +258,7 @@ static int64_t planned_host_bytes(const TrainOptions& o, const ModelConfig& conf
 
 // Collective, before anything is allocated: Linux hands out more memory than there is, and kills a process of this host
 // when it is touched.
-static void check_host_memory(const TrainOptions& o, const ModelConfig& config, Device device, Place world,
+static void check_host_memory(const TrainOptions& o, const ModelConfig& config, Device device, AxisRank world,
                               Process& process) {
     const bool gpu = device.is_cuda(), copies = !o.out.empty() && o.background_save && o.save_every > 0;
     const int64_t own = planned_host_bytes(o, config, device.kind, world);
@@ -311,7 +311,7 @@ static void announce_steps(Trainer& t) {
 }
 
 // Says what ZeRO-2 and 3 save in a pipeline, what that costs, and which flag gives one rank's bits.
-static void announce_reduction(const TrainOptions& o, const TrainingCore& core, Log& log) {
+static void announce_reduction(const TrainOptions& o, const TrainState& core, Log& log) {
     const UnitLayout& last = core.table.held_units().back();
     const std::string whole = human_bytes((last.offset + last.padded) * size_of(o.grad_dtype));
     if (core.zero.options.accumulate_locally)
@@ -328,7 +328,7 @@ static void announce_reduction(const TrainOptions& o, const TrainingCore& core, 
 // Describes the run in the log's first lines.
 static void announce(Trainer& t, const std::string& note) {
     const TrainOptions& o = t.options;
-    const TrainingCore& core = *t.core;
+    const TrainState& core = *t.core;
     const int ranks = core.mesh.world().size;
     Log& log = *t.log;
     if (!note.empty()) log.line(note);
@@ -384,7 +384,8 @@ static void announce(Trainer& t, const std::string& note) {
     log.line(planned_memory(t));
 }
 
-Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::optional<ResumePoint>& from, MeteredMesh made)
+Trainer::Trainer(const TrainOptions& o, Process& p, RunGuard& h, const std::optional<ResumePoint>& from,
+                 MeteredMesh made)
     : options(o), process(p), health(h), lr(schedule_of(o, {})) {
     if (!o.mllog.empty() && process.is_root()) mlperf = std::make_unique<MlperfLog>(o.mllog);
     DataPaths paths = find_data(o);
@@ -414,12 +415,12 @@ Trainer::Trainer(const TrainOptions& o, Process& p, Health& h, const std::option
     of_core.threads = cpu_threads(o.threads, process);
     of_core.zero.host_threads = int(of_core.threads);
     check_host_memory(o, config, device, mesh->world(), process);
-    core = std::make_unique<TrainingCore>(config, of_core, device, *mesh, meter.get());
+    core = std::make_unique<TrainState>(config, of_core, device, *mesh, meter.get());
     reserve_product_workspace(core->compute);
     // A resumed run keeps it, whatever the default is then.
     if (core->plan && o.zero >= 2 && !o.accumulate_locally && !core->zero.options.accumulate_locally)
         options.kept_flags["accumulate-locally"] = "off";
-    batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->is_first_reader(),
+    batches = std::make_unique<Batches>(sources, mesh->place(Axis::dp), mesh->place(Axis::cp), mesh->counts_samples(),
                                         o.batch, core->options.micro_batches, device, core->compute, core->whole_graphs,
                                         core->model.batches_held(), int(o.data_threads));
     batches->set_order(core->model.micro_batch_order(core->program));
@@ -551,7 +552,7 @@ bool await_data(Trainer& t, int64_t step) {
             t.process.all_gather(Seen{t.sources.train->written(end), monotonic_clock() - start});
         for (const Seen& rank : ranks) t.written = std::min(t.written, rank.samples);
         if (end <= t.written) {
-            if (!first) t.metrics->leave_out();
+            if (!first) t.metrics->exclude_from_step_time();
             return true;
         }
         if (first) {
@@ -583,8 +584,9 @@ void begin_step(Trainer& t, int64_t step) {
     for (WireCheck* check : t.mesh->wire_checks()) check->begin_step();
     if (t.rechecks(step)) {
         t.metrics->flush();
-        t.recheck->rehearse(t.goal(), [&](int64_t micro_batch) { return t.batches->rehearsal(step, micro_batch); });
-        t.metrics->leave_out();
+        t.recheck->compute_twice(t.goal(),
+                                 [&](int64_t micro_batch) { return t.batches->rehearsal(step, micro_batch); });
+        t.metrics->exclude_from_step_time();
         t.recheck->begin();
     }
     t.metrics->begin(step);

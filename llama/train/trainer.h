@@ -13,9 +13,9 @@
 #include "llama/report/mlperf_log.h"
 #include "llama/report/trace.h"
 #include "llama/train/batches.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/train/evaluate.h"
-#include "llama/train/health.h"
+#include "llama/train/run_guard.h"
 #include "llama/train/metrics.h"
 #include "llama/train/options_train.h"
 #include "llama/train/recheck.h"
@@ -45,12 +45,12 @@ MeteredMesh make_mesh(const TrainOptions&, Process&, Device);
 
 struct Trainer {
     // Begins, or resumes from a checkpoint. Collective. `made`: the mesh, where there is one already.
-    Trainer(const TrainOptions&, Process&, Health&, const std::optional<ResumePoint>& from = std::nullopt,
+    Trainer(const TrainOptions&, Process&, RunGuard&, const std::optional<ResumePoint>& from = std::nullopt,
             MeteredMesh made = {});
 
     TrainOptions options;
     Process& process;
-    Health& health;
+    RunGuard& health;
     Schedule lr;
     RunStart start;
     DataSources sources;
@@ -59,7 +59,7 @@ struct Trainer {
     std::unique_ptr<CommMeter> meter;
     std::unique_ptr<Mesh> mesh;
     std::vector<std::string> layout;  // layout_text(); none where ranks differ in their data only
-    std::unique_ptr<TrainingCore> core;
+    std::unique_ptr<TrainState> core;
     std::unique_ptr<Batches> batches;
     std::unique_ptr<Log> log;
     std::unique_ptr<MlperfLog> mlperf;       // nullptr: none is asked for, or another rank writes it
@@ -86,12 +86,12 @@ struct Trainer {
         const int64_t targets = batches->targets_of(step);
         return targets > 0 ? 1.0f / float(targets) : 0.0f;
     }
-    Goal goal() const {
+    PassArgs goal() const {
         const LossScaleState* scale = core->zero.optimizer.loss_scale();
         return {.pass = Pass::train,
                 .grad_scale = grad_scale(),
                 .loss_scale = scale ? &scale->scale : nullptr,
-                .watch = metrics->is_watched(step) ? statistics->watch() : BlockWatch{}};
+                .watch = metrics->is_watched(step) ? statistics->watch() : BlockStats{}};
     }
     int64_t samples_per_step() const { return batches->samples_per_step(); }
     bool saves(int64_t step) const;

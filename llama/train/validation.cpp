@@ -19,7 +19,7 @@ std::vector<int32_t> sample_prompt(const Trainer& t, const ModelConfig& config) 
 // Every rank draws the same tokens: sharded parameters have to be gathered by all.
 static void print_sample(Trainer& t, int64_t step) {
     const Tokenizer& tokenizer = *t.sources.tokenizer;
-    TrainingCore& core = *t.core;
+    TrainState& core = *t.core;
     const std::vector<int32_t> prompt = sample_prompt(t, core.config);
     SampleDecoder sample(core, int64_t(prompt.size()) + t.options.sample_tokens);
     std::vector<int32_t> tokens = prompt;
@@ -40,7 +40,7 @@ int64_t validation_sequences(const Trainer& t, size_t set) {
 
 // The mean loss over the first `sequences` of a set's validation data.
 static double loss_of(Trainer& t, size_t set, int64_t sequences) {
-    TrainingCore& core = *t.core;
+    TrainState& core = *t.core;
     for (int64_t first = 0; first < sequences; first += t.options.batch * t.mesh->place(Axis::dp).size)
         core.model.evaluate(t.batches->validation(set, first, sequences));
     double loss_sum = 0;
@@ -111,7 +111,7 @@ void validate(Trainer& t, int64_t step) {
                        .by_set = std::move(by_set)});
     const int64_t validation = t.validations++;
     if (samples_at(o, validation, step)) print_sample(t, step);
-    t.metrics->leave_out();
+    t.metrics->exclude_from_step_time();
     if (reached) reach_target(t, step, loss);
 }
 

@@ -113,8 +113,8 @@ inline void compare_calls(Collectives& symmetric, Collectives& direct, Stream& s
 inline void compare_with_direct(Collectives& symmetric, Collectives& direct, Stream& stream) {
     const int rank = symmetric.rank();
     const int64_t most = 200000 * 4;
-    SharedMemory* in_window = symmetric.allocate(most, Shares::each);
-    SharedMemory* out_window = symmetric.allocate(most, Shares::each);
+    SharedMemory* in_window = symmetric.allocate(most, Alloc::per_rank);
+    SharedMemory* out_window = symmetric.allocate(most, Alloc::per_rank);
     ASSERT_EQ(in_window == nullptr, symmetric.through().starts_with("through pinned"));
     std::vector<char> in_heap(static_cast<size_t>(most)), out_heap(in_heap), want_memory(in_heap);
     for (const std::vector<int64_t>& offsets : slices_of(symmetric.size()))
@@ -138,7 +138,7 @@ inline void compare_with_direct(Collectives& symmetric, Collectives& direct, Str
 inline void gather_in_common_memory(Collectives& symmetric, Stream& stream) {
     const int rank = symmetric.rank(), size = symmetric.size();
     const std::vector<int64_t> offsets = even_offsets(5000, size);
-    SharedMemory* common = symmetric.allocate(5000 * 4, Shares::one);
+    SharedMemory* common = symmetric.allocate(5000 * 4, Alloc::shared);
     float* x = reinterpret_cast<float*>(common->part(rank));
     EXPECT_EQ(common->part(0), common->part(size - 1));
     const int64_t sent_before = symmetric.transport().bytes_sent();

@@ -286,7 +286,7 @@ TEST(Watch, PagesOutliveTheProcessAndTellWhoIsBehind) {
         EXPECT_TRUE(says(job, "rank 1"));
         EXPECT_TRUE(says(job, "verdict: a host that does not come on: rank 1 ("));
         EXPECT_TRUE(says(job, "has not issued [reduce_scatter #2 of group world (step 4, 4.00 KiB)]"));
-        EXPECT_THROW(first.expired("waited 1 s"), Error);
+        EXPECT_THROW(first.fail_deadline("waited 1 s"), Error);
         EXPECT_TRUE(says(reason, "reduce_scatter #2 of group world (step 4"));
     }
     EXPECT_TRUE(says(text_in(folder / "failure.txt"), "waited 1 s"));
@@ -315,7 +315,7 @@ TEST(Watch, RecordsOfAnotherHostAreBrought) {
         first.set_step(4);
         first.running(first.queue("reduce_scatter", "world", 0, 4096), 1, 1);
         EXPECT_TRUE(says(first.job_report(), "rank 1: cannot be seen"));
-        EXPECT_THROW(first.expired("waited 1 s"), Error);
+        EXPECT_THROW(first.fail_deadline("waited 1 s"), Error);
     }
     for (const char* file : {"a/failure.txt", "shared/failure.txt"}) {
         const std::string text = text_in(top / file);

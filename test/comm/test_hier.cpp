@@ -81,7 +81,8 @@ void expect_two_sums(Algorithm how, int P, int L, int64_t step) {
                 const auto offsets = slices(N, kind);
                 const int64_t n = offsets.back(), first = offsets[size_t(own)],
                               own_n = offsets[size_t(own) + 1] - first;
-                SharedMemory* shared = kind == 0 ? hier.allocate(n * 4, Shares::each) : nullptr;  // as ZeRO's buffers
+                SharedMemory* shared =
+                    kind == 0 ? hier.allocate(n * 4, Alloc::per_rank) : nullptr;  // as ZeRO's buffers
                 std::vector<float> memory(static_cast<size_t>(n)), sum(size_t(own_n), NAN), all(size_t(n), NAN);
                 const std::span in(shared ? reinterpret_cast<float*>(shared->part(hier.shared_rank())) : memory.data(),
                                    size_t(n));

@@ -74,16 +74,16 @@ TEST(Grid, PlacesAreThoseOfNestedLoops) {
         const Grid grid(ranks, {.tp = tp, .cp = cp, .pp = pp, .shard_size = shard});
         for (int r = 0; r < ranks; r += 1 + ranks / 100) {
             const Coordinates& own = at[size_t(r)];
-            EXPECT_EQ(grid.place(Axis::tp, r), (Place{own.tp, tp}));
-            EXPECT_EQ(grid.place(Axis::cp, r), (Place{own.cp, cp}));
-            EXPECT_EQ(grid.place(Axis::dp, r), (Place{own.dp, dp}));
-            EXPECT_EQ(grid.place(Axis::pp, r), (Place{own.pp, pp}));
+            EXPECT_EQ(grid.place(Axis::tp, r), (AxisRank{own.tp, tp}));
+            EXPECT_EQ(grid.place(Axis::cp, r), (AxisRank{own.cp, cp}));
+            EXPECT_EQ(grid.place(Axis::dp, r), (AxisRank{own.dp, dp}));
+            EXPECT_EQ(grid.place(Axis::pp, r), (AxisRank{own.pp, pp}));
             for (int a = 0; a < int(Axis::count_); ++a) {
                 std::vector<int> want;
                 for (int other = 0; other < ranks; ++other)
                     if (together(Axis(a), own, at[size_t(other)], cp, shard)) want.push_back(other);
                 ASSERT_EQ(grid.members(Axis(a), r), want) << name_of(Axis(a)) << " of rank " << r;
-                const Place place = grid.place(Axis(a), r);
+                const AxisRank place = grid.place(Axis(a), r);
                 ASSERT_EQ(place.size, int(want.size())) << name_of(Axis(a));
                 ASSERT_EQ(place.size, grid.size(Axis(a))) << name_of(Axis(a));
                 ASSERT_EQ(want[size_t(place.rank)], r) << name_of(Axis(a));
@@ -150,7 +150,7 @@ TEST(MeshOfThreads, EveryAxisSumsOverItsOwnRanks) {
                 EXPECT_EQ(groups[g]->rank(), mesh.place(kGroups[g]).rank);
             }
             const Coordinates& own = at[size_t(rank)];
-            EXPECT_EQ(mesh.is_first_reader(), own.tp == 0 && own.cp == 0 && own.pp == 0);
+            EXPECT_EQ(mesh.counts_samples(), own.tp == 0 && own.cp == 0 && own.pp == 0);
         });
     }
 }
@@ -332,11 +332,12 @@ TEST(NcclBlocks, StayWithinWhatComputeLeavesFree) {
     for (const int lanes : {0, 2, 4})
         for (int groups = 1; groups <= 5; ++groups)
             for (const int hands : {0, 1})
-                for (const int left_free : {lanes + groups + hands, 16, 40}) {
-                    const NcclBlocks blocks = nccl_blocks(132, lanes, groups, left_free, hands);
+                for (const int reserved_sms : {lanes + groups + hands, 16, 40}) {
+                    const NcclBlocks blocks = nccl_blocks(132, lanes, groups, reserved_sms, hands);
                     EXPECT_GE(blocks.group, 1);
                     EXPECT_EQ(blocks.lane > 0, lanes > 0);
-                    EXPECT_LE(lanes * blocks.lane + groups * blocks.group + hands, left_free) << lanes << " " << groups;
+                    EXPECT_LE(lanes * blocks.lane + groups * blocks.group + hands, reserved_sms)
+                        << lanes << " " << groups;
                 }
     EXPECT_EQ(nccl_blocks(132, 0, 1, 16).group, 16);
     EXPECT_EQ(nccl_blocks(132, 0, 0, 16).group, 0) << "one rank";
@@ -346,22 +347,23 @@ TEST(RoomForCommunication, AContextHasItAsLongAsTheMesh) {
     RankContext context;
     const Device gpu{DeviceKind::planned, 0, &context};
     {
-        const Mesh mesh(gpu, 1, 4, PlannedLink{}, {.left_free = 12});
-        EXPECT_EQ(context.beside.left_free, 12);
+        const Mesh mesh(gpu, 1, 4, PlannedLink{}, {.reserved_sms = 12});
+        EXPECT_EQ(context.beside.reserved_sms, 12);
         EXPECT_NE(context.beside.next_tile, nullptr);
     }
-    EXPECT_EQ(context.beside, BesideCommunication{});
-    const Mesh alone(gpu, 0, 1, PlannedLink{}, {.left_free = 12});
-    EXPECT_EQ(context.beside.left_free, 12);
+    EXPECT_EQ(context.beside, SmBudget{});
+    const Mesh alone(gpu, 0, 1, PlannedLink{}, {.reserved_sms = 12});
+    EXPECT_EQ(context.beside.reserved_sms, 12);
     EXPECT_NE(context.beside.next_tile, nullptr) << "one GPU draws too: its tiles are balanced so";
 }
 
 // Asked for before there is a GPU to ask (the plan), and by the mesh of a run.
 TEST(RoomForCommunication, IsRefusedWhereItCannotBeMet) {
     const Grid data(4, {}), staged(4, {.pp = 2});
-    const auto refusal = [](int left_free, int multiprocessors, bool cpu, bool nccl, const Grid& grid) -> std::string {
+    const auto refusal = [](int reserved_sms, int multiprocessors, bool cpu, bool nccl,
+                            const Grid& grid) -> std::string {
         try {
-            check_left_free(left_free, multiprocessors, cpu, nccl, grid, {});
+            check_reserved_sms(reserved_sms, multiprocessors, cpu, nccl, grid, {});
         } catch (const Error& e) {
             return e.what();
         }
@@ -382,14 +384,14 @@ TEST(RoomForCommunication, IsRefusedOnACpu) {
     context.one_memory = true;
     for (const DeviceKind kind : {DeviceKind::cpu, DeviceKind::planned}) {
         const Device cpu{kind, 0, &context};
-        EXPECT_THROW(Mesh(cpu, MeshOptions{.left_free = 2}), Error);
-        EXPECT_EQ(context.beside, BesideCommunication{});
+        EXPECT_THROW(Mesh(cpu, MeshOptions{.reserved_sms = 2}), Error);
+        EXPECT_EQ(context.beside, SmBudget{});
     }
 }
 
 TEST(MeshOfOneProcess, HasEveryAxisWithOneRank) {
     const Mesh mesh({DeviceKind::cpu, 0}, {});
-    EXPECT_EQ(mesh.world(), (Place{0, 1}));
+    EXPECT_EQ(mesh.world(), (AxisRank{0, 1}));
     for (Collectives* group : {&mesh.tp(), &mesh.cp(), &mesh.pp(), &mesh.data(), &mesh.shard(), &mesh.model()})
         EXPECT_EQ(sum_over(*group, 3), 8);
     EXPECT_THROW(mesh.link_to(0), Error);

@@ -45,7 +45,7 @@ TEST(Symmetric, ValuesStayUntilTheSlowestRankHasReadThem) {
         auto transport = hub.transport(rank);
         Stream stream(hub.device(rank), "comm");
         auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
-        auto* x = reinterpret_cast<float*>(symmetric->allocate(kCount * 4, Shares::each)->part(rank));
+        auto* x = reinterpret_cast<float*>(symmetric->allocate(kCount * 4, Alloc::per_rank)->part(rank));
         const std::vector<int64_t> offsets = {0, 0, 0, kCount};
         std::vector<float> sum(rank == 2 ? size_t(kCount) : 0);
         for (int time = 0; time < 3; ++time) {
@@ -76,7 +76,7 @@ TEST(Symmetric, MemoryIsWrittenByOthersDuringTheCallOnly) {
         auto transport = hub.transport(rank);
         Stream stream(hub.device(rank), "comm");
         auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
-        auto* x = reinterpret_cast<float*>(symmetric->allocate(3 * kEach * 4, Shares::each)->part(rank));
+        auto* x = reinterpret_cast<float*>(symmetric->allocate(3 * kEach * 4, Alloc::per_rank)->part(rank));
         for (int late = 0; late < 3; ++late) {
             const auto set = [&, late] {
                 if (rank == late) std::this_thread::sleep_for(std::chrono::milliseconds(10));
@@ -112,8 +112,8 @@ TEST(Symmetric, LargeRangesGoPastTheCaches) {
         auto transport = hub.transport(rank);
         Stream stream(hub.device(rank), "comm");
         auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 20, .lanes = 2, .meter = nullptr});
-        auto* shared = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Shares::each)->part(rank));
-        auto* input = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Shares::each)->part(rank));
+        auto* shared = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Alloc::per_rank)->part(rank));
+        auto* input = reinterpret_cast<bf16*>(symmetric->allocate(kCount * 2, Alloc::per_rank)->part(rank));
         std::vector<bf16> own(static_cast<size_t>(kCount));
         const auto value = [](int r, int64_t i) { return bf16(float((i * 5 + r * 11) % 61)); };
         for (bf16* out : {shared, own.data()}) {
@@ -145,7 +145,7 @@ TEST(Symmetric, MemoryStaysUntilTheLastRankHasLeft) {
         auto transport = hub.transport(rank);
         Stream stream(hub.device(rank), "comm");
         auto symmetric = make_symmetric(*transport, {.chunk_bytes = 1 << 16, .lanes = 2, .meter = nullptr});
-        SharedMemory* memory = symmetric->allocate(kCount * 4, Shares::each);
+        SharedMemory* memory = symmetric->allocate(kCount * 4, Alloc::per_rank);
         std::fill_n(reinterpret_cast<float*>(memory->part(rank)), kCount, float(rank + 1));
         written.arrive_and_wait();
         if (rank == 0) symmetric.reset();

@@ -162,7 +162,7 @@ TEST_F(TcpNetTest, SizesThatDisagreeAreNamed) {
 
 TEST_F(TcpNetTest, MemoryIsTheSameForAll) {
     run(3, [](TcpNet&, HostTransport& control) {
-        for (const Shares how : {Shares::each, Shares::one}) {
+        for (const Alloc how : {Alloc::per_rank, Alloc::shared}) {
             const auto memory = control.share(5000, how);
             for (int i = 0; i < 5000; ++i) ASSERT_EQ(memory->part(control.rank())[i], 0);
             std::vector<char> there(3);
@@ -176,10 +176,10 @@ TEST_F(TcpNetTest, MemoryIsTheSameForAll) {
                 ASSERT_TRUE(complete(control, messages));
             };
             meet();
-            if (how == Shares::each || control.rank() == 1)
+            if (how == Alloc::per_rank || control.rank() == 1)
                 std::memset(memory->part(control.rank()), 'a' + control.rank(), 5000);
             meet();
-            for (int r = 0; r < 3; ++r) EXPECT_EQ(memory->part(r)[4999], how == Shares::one ? 'b' : 'a' + r);
+            for (int r = 0; r < 3; ++r) EXPECT_EQ(memory->part(r)[4999], how == Alloc::shared ? 'b' : 'a' + r);
             meet();
         }
     });

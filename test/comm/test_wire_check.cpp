@@ -49,7 +49,7 @@ std::vector<std::string> two_steps(const WireJob& job) {
                     data.all_gather(stream, {x.data(), x.data() + offsets[size_t(data.rank())], offsets, DType::f32});
                     data.broadcast(stream, x.data(), 37, 0);
                     data.barrier(stream);
-                    const Place pp = mesh.place(Axis::pp);
+                    const AxisRank pp = mesh.place(Axis::pp);
                     if (pp.rank + 1 < pp.size) mesh.link_to(pp.rank + 1).send(goes.data(), 11, "activation");
                     if (pp.rank > 0) mesh.link_from(pp.rank - 1).recv(comes.data(), 11, "activation");
                 }

@@ -444,7 +444,7 @@ TEST_P(Attention, HiddenTilesAreNotRead) {
 // whichever block gets what, and the counter is 0 again. Where there is no GPU `resident` blocks run at a time and the
 // others come when these have ended, so that none may wait for another.
 struct Beside {
-    int left_free;
+    int reserved_sms;
     bool draws;
     unsigned resident;
 };
@@ -461,7 +461,7 @@ KernelRun::Results attention_beside(const Beside& how, uint64_t& blocks) {
     return run_on(Device{DeviceKind::cuda, 0, &context}, [&](KernelRun& run) {
         const Case c{1, 200, 200, 4, 2, 64, DType::bf16};
         uint32_t* next_tile = run.inout<uint32_t>("next tile", zeros(1, DType::f32));
-        context.beside = {how.left_free, how.draws ? next_tile : nullptr};
+        context.beside = {how.reserved_sms, how.draws ? next_tile : nullptr};
         const AttentionForward f = c.forward(run);
         const AttentionBackward b = c.backward(run, f);
         let_run_together(how.resident);
@@ -482,9 +482,10 @@ TEST(AttentionBesideCommunication, GivesTheSameBits) {
         next_schedule();
         for (const auto& [name, result] : attention_beside(how, blocks))
             EXPECT_TRUE(result.bytes == alone.at(name).bytes)
-                << name << ": " << how.left_free << " left free, " << how.draws << ", " << how.resident;
+                << name << ": " << how.reserved_sms << " left free, " << how.draws << ", " << how.resident;
         if (all > 0) {
-            EXPECT_EQ(all - blocks, uint64_t(3 * how.left_free)) << "of four multiprocessors, by each of three kernels";
+            EXPECT_EQ(all - blocks, uint64_t(3 * how.reserved_sms))
+                << "of four multiprocessors, by each of three kernels";
         }
     }
 }

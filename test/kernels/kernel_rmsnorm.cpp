@@ -50,7 +50,7 @@ TEST_P(Rmsnorm, BackwardLeavesTheSumOfDw) {
     Case c = GetParam();
     c.residual = false;
     RankContext context;
-    context.beside.left_free = 3;
+    context.beside.reserved_sms = 3;
     check_backward(c, true, &context);
 }
 
@@ -65,9 +65,9 @@ TEST(RmsnormParts, DwOfManyMatchesCpu) {
 #ifdef SIMT_EMU
 // The emulated GPU has four multiprocessors: each works on 16 parts at a time, four in a block.
 TEST(RmsnormBesideCommunication, TakesTheOtherMultiprocessors) {
-    const auto blocks = [](int left_free) {
+    const auto blocks = [](int reserved_sms) {
         RankContext context;
-        context.beside.left_free = left_free;
+        context.beside.reserved_sms = reserved_sms;
         const uint64_t before = simt::stats().blocks;
         run_on(Device{DeviceKind::cuda, 0, &context}, [](KernelRun& run) {
             rmsnorm_backward(run.stream(), Case{300, 64, DType::f32}.backward(run, /*apart=*/true));
@@ -75,7 +75,7 @@ TEST(RmsnormBesideCommunication, TakesTheOtherMultiprocessors) {
         return int(simt::stats().blocks - before);
     };
     const int all = blocks(0);
-    for (const int left_free : {1, 2, 3}) EXPECT_EQ(all - blocks(left_free), 4 * left_free);
+    for (const int reserved_sms : {1, 2, 3}) EXPECT_EQ(all - blocks(reserved_sms), 4 * reserved_sms);
     EXPECT_EQ(blocks(4), blocks(3)) << "at least one";
 }
 #endif

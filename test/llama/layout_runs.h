@@ -25,7 +25,7 @@
 #include "kernels/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "llama/model/weights.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/train/statistics.h"
 #include "llama/train/traffic.h"
 
@@ -117,7 +117,7 @@ struct Layout {
         return loss_factor / float(B * T * (scale_micro_batches ? scale_micro_batches : micro_batches));
     }
     // First sequence of a dp rank's share of B sequences of a micro-batch.
-    int64_t first_sequence(int step, int64_t micro_batch, int64_t share, Place dp) const {
+    int64_t first_sequence(int step, int64_t micro_batch, int64_t share, AxisRank dp) const {
         return halves ? ((step * dp.size + dp.rank) * micro_batches + micro_batch) * share
                       : (step * micro_batches + first_micro_batch + micro_batch) * B + dp.rank * share;
     }
@@ -281,16 +281,16 @@ inline std::vector<int64_t> bytes_sent(const Mesh& mesh) {
 }
 
 // For one rank without shards.
-inline void copy_embedding_to_head(TrainingCore& core) {
+inline void copy_embedding_to_head(TrainState& core) {
     const Tensor &head = core.table.head(), &embedding = core.table.embedding();
     const auto at = [&](const Tensor& t) {
         return static_cast<char*>(core.zero.optimizer.owned()[size_t(t.unit)].master) + core.table.within(t) * 4;
     };
     core.compute.copy(at(head), at(embedding), head.size * 4);
-    core.zero.optimizer.publish();
+    core.zero.optimizer.all_gather_updated();
 }
 
-inline void add_parameters(TrainingCore& core, Collector& into, bool executes) {
+inline void add_parameters(TrainState& core, Collector& into, bool executes) {
     const DType dtype = core.zero.options.param_dtype;
     for (int u = 0; u < int(core.table.held_units().size()); ++u) {
         const int64_t bytes = core.table.held_units()[size_t(u)].padded * size_of(dtype);
@@ -352,7 +352,7 @@ class LayoutRun {
         const Device device = mesh.data().transport().device();
         const bool executes = !device.is_planned() || device.context->planned.executes;
         const int64_t B = how.B / how.dp;
-        TrainingCore core(how.config, core_options(how), device, mesh);
+        TrainState core(how.config, core_options(how), device, mesh);
         Stream& compute = core.compute;
         ShardedAdamW& optimizer = core.zero.optimizer;
         if (how.folder.empty())
@@ -361,7 +361,7 @@ class LayoutRun {
             load_weights(how.folder, core.table, device, compute, core.zero);
         if (how.head_is_embedding) copy_embedding_to_head(core);
         std::vector<HostBatch> batches(static_cast<size_t>(how.micro_batches));  // all of a step: a pipeline's overlap
-        const Place dp = mesh.place(Axis::dp);
+        const AxisRank dp = mesh.place(Axis::dp);
         std::optional<Statistics> statistics;
         if (how.statistics) statistics.emplace(core);
         compute.synchronize();
@@ -371,7 +371,7 @@ class LayoutRun {
             if (step + 1 == how.omitted) continue;
             if (step + 1 == how.bad_step && dp.rank == dp.size - 1) damage_a_gradient(core);
             const LossScaleState* scale = optimizer.loss_scale();
-            Goal goal{
+            PassArgs goal{
                 .pass = Pass::train, .grad_scale = how.grad_scale(), .loss_scale = scale ? &scale->scale : nullptr};
             if (statistics) statistics->begin(), goal.watch = statistics->watch();
             core.model.run(core.program, goal, [&](int64_t m) {
@@ -426,13 +426,13 @@ class LayoutRun {
     }
 
    private:
-    static void damage_a_gradient(TrainingCore& core) {
+    static void damage_a_gradient(TrainState& core) {
         static const uint32_t kNan = 0x7fc00000;
         const int64_t e = size_of(core.zero.options.grad_dtype);
         void* gradient = core.zero.grads.gradients(int(core.table.held_units().size()) - 1);
         core.compute.copy(gradient, reinterpret_cast<const char*>(&kNan) + (4 - e), e);
     }
-    void add_numbers(TrainingCore& core, int rank, int step) {
+    void add_numbers(TrainState& core, int rank, int step) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const double tokens = double(how_.B * how_.T * how_.micro_batches);
         out_.norms[size_t(rank)].push_back(*core.zero.optimizer.norm());

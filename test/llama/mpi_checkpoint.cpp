@@ -39,10 +39,10 @@ struct Sharded {
             const int64_t held = table.units()[size_t(r.unit)].size - r.elements.begin;
             for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
                 body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
-                     r.logical + i);
+                     r.global_offset + i);
         }
     }
-    TrainingCore core;
+    TrainState core;
     const ModelConfig& config = core.config;
     const ParamTable& table = core.table;
     Stream& stream = core.compute;
@@ -61,7 +61,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             Mesh mesh(process, cpu, {.grid = {.shard_size = shard}});
             Sharded a(mesh, stage, param);
             a.each([](float& w, float& m, float& v, int64_t i) { w = value(i, 1), m = value(i, 2), v = value(i, 3); });
-            a.zero.optimizer.publish();
+            a.zero.optimizer.all_gather_updated();
             CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config,
                                     {.run_folder = folder, .timeout_s = 30});
             Manifest manifest;

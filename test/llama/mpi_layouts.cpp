@@ -31,10 +31,10 @@ std::vector<Layout> layouts(int ranks) {
     return list;
 }
 
-Holding holding(const Mesh& mesh) {
-    const Place stage = mesh.place(Axis::pp), part = mesh.place(Axis::tp);
+LocalShard holding(const Mesh& mesh) {
+    const AxisRank stage = mesh.place(Axis::pp), part = mesh.place(Axis::tp);
     const std::vector<int64_t> cuts = even_offsets(5, stage.size);
-    Holding h{.units = {}, .part = part.rank, .parts = part.size};
+    LocalShard h{.units = {}, .part = part.rank, .parts = part.size};
     for (int64_t u = cuts[size_t(stage.rank)]; u < cuts[size_t(stage.rank) + 1]; ++u) h.units.push_back(int(u));
     return h;
 }
@@ -51,12 +51,13 @@ struct Held {
     template <class Body>
     void each(const Body& body) {  // body(master, m, v, average, tensor, element)
         for (const OwnedRange& r : zero.optimizer.owned())
-            table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
-                const int64_t at = run.local - r.local;
-                for (int64_t i = at; i < at + run.count; ++i)
-                    body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
-                         static_cast<float*>(r.ema)[i], run.tensor, run.first + i - at);
-            });
+            table.for_each_run(
+                r.local_offset, r.local_offset + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
+                    const int64_t at = run.local - r.local_offset;
+                    for (int64_t i = at; i < at + run.count; ++i)
+                        body(static_cast<float*>(r.master)[i], static_cast<float*>(r.m)[i], static_cast<float*>(r.v)[i],
+                             static_cast<float*>(r.ema)[i], run.tensor, run.first + i - at);
+                });
     }
     Mesh mesh;
     ModelConfig config;
@@ -173,7 +174,7 @@ TEST(LayoutsOverMpi, ADamagedCopyIsNamed) {
             holders = held.table.part_of(held.table.tensors()[size_t(run.tensor)]).parts;
         };
         for (const OwnedRange& r : held.zero.optimizer.owned())
-            held.table.for_each_run(r.local, r.local + 1, 1, holders_of);
+            held.table.for_each_run(r.local_offset, r.local_offset + 1, 1, holders_of);
         process.broadcast(&holders, sizeof holders, process.size() - 1);
         const std::string last = format("rank %d (hash", mesh.world().size - 1);
         if (holders > 1)

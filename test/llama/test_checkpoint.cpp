@@ -19,7 +19,7 @@
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/model/hf.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/base/sum_hash.h"
 #include "test/llama/helpers.h"
 
@@ -267,11 +267,11 @@ struct State {
         const ZeroOptions& o = zero.options;
         for (const OwnedRange& r : zero.optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
-                set(r.master, o.master_dtype, i, value(r.logical + i, 1));
-                set(r.m, o.adam_dtype, i, value(r.logical + i, 2));
-                set(r.v, o.adam_dtype, i, value(r.logical + i, 3));
+                set(r.master, o.master_dtype, i, value(r.global_offset + i, 1));
+                set(r.m, o.adam_dtype, i, value(r.global_offset + i, 2));
+                set(r.v, o.adam_dtype, i, value(r.global_offset + i, 3));
             }
-        zero.optimizer.publish();
+        zero.optimizer.all_gather_updated();
         stream.synchronize();
     }
     static float value(int64_t i, int k) { return float((i * 7 + k * 13) % 101 - 50) / 32; }
@@ -285,15 +285,15 @@ struct State {
         const ZeroOptions& o = zero.options;
         for (const OwnedRange& r : zero.optimizer.owned())
             for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
-                ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.logical + i, 1));
-                ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.logical + i, 1));
-                ASSERT_EQ(get(r.m, o.adam_dtype, i), value(r.logical + i, 2));
-                ASSERT_EQ(get(r.v, o.adam_dtype, i), value(r.logical + i, 3));
+                ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.global_offset + i, 1));
+                ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.global_offset + i, 1));
+                ASSERT_EQ(get(r.m, o.adam_dtype, i), value(r.global_offset + i, 2));
+                ASSERT_EQ(get(r.v, o.adam_dtype, i), value(r.global_offset + i, 3));
             }
     }
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh{cpu};
-    TrainingCore core;
+    TrainState core;
     const ModelConfig& config = core.config;
     const ParamTable& table = core.table;
     Stream& stream = core.compute;
@@ -517,7 +517,7 @@ TEST(Checkpoint, AnotherModelsFilesAreRefused) {
     other.ffn = 24;
     other.resolve();
     Mesh mesh(saved.state.cpu);
-    TrainingCore core(other, {.zero = {}, .adamw = {}, .stage = {.B = 1, .T = 8}}, saved.state.cpu, mesh);
+    TrainState core(other, {.zero = {}, .adamw = {}, .stage = {.B = 1, .T = 8}}, saved.state.cpu, mesh);
     EXPECT_NE(load_state(path, check_checkpoint(path), core.table, saved.process, saved.state.cpu, core.compute,
                          core.zero, nullptr),
               "");
@@ -541,7 +541,7 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
                 ASSERT_NE(saved.save(5), "");
                 const OwnedRange& r = saved.state.zero.optimizer.owned()[1];  // block 0
                 const Tensor& t = saved.state.table.block(0, kGate);
-                const int64_t at = t.offset - r.logical + 77;
+                const int64_t at = t.offset - r.global_offset + 77;
                 set_element(r, part, saved.state.zero.options, at, bad);
                 EXPECT_EQ(saved.save(6), "");
                 const std::vector<SaveReport> reports = saved.writer->reports();
@@ -636,8 +636,8 @@ SavesOfThree saves_of_three(const std::string& folder, const std::string& faults
         Process process(hub, rank);
         const auto body = [&] {
             Mesh mesh(hub, rank);
-            TrainingCore core(checkpoint_toy(), {.zero = {.stage = 3}, .adamw = {}, .stage = {.B = 1, .T = 8}},
-                              hub.device(rank), mesh);
+            TrainState core(checkpoint_toy(), {.zero = {.stage = 3}, .adamw = {}, .stage = {.B = 1, .T = 8}},
+                            hub.device(rank), mesh);
             initialise_weights(core.table, 5, core.compute, core.zero);
             CheckpointWriter writer(process, hub.device(rank), core.compute, core.zero, core.table, core.config,
                                     {.run_folder = folder, .background = background, .timeout_s = timeout_s});

@@ -70,11 +70,11 @@ void save_and_load(Process& process, VirtualNet& net, const std::string& folder,
             void* const arrays[] = {r.master, r.m, r.v};
             for (int k = 0; k < 3; ++k)
                 for (int64_t i = 0; i < std::min(held, r.elements.size()); ++i)
-                    body(static_cast<float*>(arrays[k])[i], r.logical + i, k);
+                    body(static_cast<float*>(arrays[k])[i], r.global_offset + i, k);
         }
     };
     each([](float& x, int64_t i, int k) { x = content(i, k); });
-    zero.optimizer.publish();
+    zero.optimizer.all_gather_updated();
     CheckpointWriter writer(process, device, compute, zero, table, config,
                             {.run_folder = folder, .background = false, .timeout_s = 60});
     Manifest manifest;

@@ -10,7 +10,7 @@
 #include "kernels/gemm/gemm.h"
 #include "llama/model/presets.h"
 #include "llama/parallel/context.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "llama/train/plan_memory.h"
 #include "test/llama/helpers.h"
 
@@ -200,9 +200,9 @@ std::vector<float> losses_of_tokens(int cp, ContextExchange exchange, int64_t wi
     LoopbackHub hub(cp);
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.cp = cp}});
-        TrainingCore core(config,
-                          {.zero = {}, .adamw = {}, .stage = {.B = B, .T = T}, .threads = 1, .cp_exchange = exchange},
-                          hub.device(rank), mesh);
+        TrainState core(config,
+                        {.zero = {}, .adamw = {}, .stage = {.B = B, .T = T}, .threads = 1, .cp_exchange = exchange},
+                        hub.device(rank), mesh);
         initialise_weights(core.table, 5, core.compute, core.zero);
         std::vector<int32_t> tokens, targets, positions;
         std::vector<size_t> places;

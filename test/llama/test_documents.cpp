@@ -9,7 +9,7 @@
 #include "comm/mesh.h"
 #include "kernels/embedding.h"
 #include "llama/data/documents.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "test/llama/helpers.h"
 
 namespace rz {
@@ -98,7 +98,7 @@ ModelConfig document_toy(int64_t window = 0) {
 struct Summed {
     static constexpr int64_t kB = 2, kT = 48;
     Mesh mesh{kCpu};
-    TrainingCore core;
+    TrainState core;
 
     explicit Summed(Recompute recompute, DType dtype = DType::f32, int64_t window = 0)
         : core(document_toy(window),

@@ -51,7 +51,7 @@ TEST(ExitCodes, ARequestThatCannotBeMetIsTwoWhereverItIsFound) {
 TEST(ExitCodes, AFullSharedMemoryIsTheMachines) {
     const std::string name = "/ringzero-test-full-" + std::to_string(getpid());
     try {
-        map_by_name(name, /*rank=*/0, /*members=*/2, int64_t(1) << 50, Shares::one, [] {});
+        map_by_name(name, /*rank=*/0, /*members=*/2, int64_t(1) << 50, Alloc::shared, [] {});
         FAIL() << "a PiB of /dev/shm";
     } catch (const Error& error) {
         EXPECT_EQ(exit_code_of(error), kExitError) << error.what();

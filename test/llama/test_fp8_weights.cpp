@@ -52,7 +52,7 @@ struct Data {
     const DeviceBatch& operator()(int64_t m) const { return batches[size_t(m)]; }
 };
 
-constexpr Goal kGoal{.pass = Pass::train, .grad_scale = 1.0f / (2 * kT * kMicroBatches)};
+constexpr PassArgs kGoal{.pass = Pass::train, .grad_scale = 1.0f / (2 * kT * kMicroBatches)};
 
 // ---- counts ---------------------------------------------------------------------------------------------------------
 
@@ -89,7 +89,7 @@ std::vector<Seen> seen_in(const layout_runs::Layout& how) {
     };
     const Device device{DeviceKind::planned, 0, &context};
     Mesh mesh(device, {});
-    TrainingCore core(how.config, core_options(how), device, mesh);
+    TrainState core(how.config, core_options(how), device, mesh);
     initialise_weights(core.table, 11, core.compute, core.zero);
     const Data data(how);
     first = static_cast<const char*>(core.zero.params.parameters(0));
@@ -163,7 +163,7 @@ TEST(Fp8Weights, CodesThatAreKeptTakeTwoBytesAWeight) {
         Mesh mesh(device, {});
         layout_runs::Layout how = layout(0, keep);
         how.fp8.skip_first = skip;
-        const TrainingCore core(how.config, core_options(how), device, mesh);
+        const TrainState core(how.config, core_options(how), device, mesh);
         return context.memory.now(DeviceKind::cpu, MemKind::parameters);
     };
     EXPECT_EQ(parameters(true, 0) - parameters(false, 0), bytes_of_weights());
@@ -175,7 +175,7 @@ TEST(Fp8Weights, CodesThatAreKeptTakeTwoBytesAWeight) {
 // Losses of one batch before and after all that was made of parameters is forgotten.
 class Watched {
    public:
-    Watched(TrainingCore& core, const Data& data) : core_(core), data_(data) {}
+    Watched(TrainState& core, const Data& data) : core_(core), data_(data) {}
     void expect_new(const std::string& after, bool changed = true) {
         const double now = loss();
         core_.zero.params.forget_what_was_made();
@@ -191,14 +191,14 @@ class Watched {
         core_.compute.synchronize();
         return *core_.model.loss_sum();
     }
-    TrainingCore& core_;
+    TrainState& core_;
     const Data& data_;
     double last_ = 0;
 };
 
 void change_parameters_in_every_way(Mesh& mesh, Device device, layout_runs::Layout how) {
     how.zero.ema = 0.5;
-    TrainingCore core(how.config, core_options(how), device, mesh);
+    TrainState core(how.config, core_options(how), device, mesh);
     ShardedAdamW& optimizer = core.zero.optimizer;
     Stream& compute = core.compute;
     const Data data(how);
@@ -235,7 +235,7 @@ void change_parameters_in_every_way(Mesh& mesh, Device device, layout_runs::Layo
     update(Kind::made, "the update after that");
     size_t i = 0;
     for (const OwnedRange& r : optimizer.owned()) compute.copy(r.master, saved[i++].data(), r.elements.size() * 4);
-    optimizer.publish();
+    optimizer.all_gather_updated();
     watched.expect_new("an older state: a resume, a rollback");
     update(Kind::made, "the first update from there");
     optimizer.show_average();
@@ -265,13 +265,13 @@ TEST(Fp8Weights, ARehearsalLeavesNothingToTheStep) {
         Process process(hub, rank);
         Mesh mesh(hub, rank, {});
         const layout_runs::Layout how = layout(0, /*keep=*/true);
-        TrainingCore core(how.config, core_options(how), hub.device(rank), mesh);
+        TrainState core(how.config, core_options(how), hub.device(rank), mesh);
         initialise_weights(core.table, 11, core.compute, core.zero);
         const Data data(how);
         Recheck recheck(process, core);
         OpTimer timer;
         core.compute.set_op_timer(&timer);
-        recheck.rehearse(kGoal, std::cref(data));
+        recheck.compute_twice(kGoal, std::cref(data));
         const int64_t first = timer.take()["AbsMax"].calls;
         recheck.begin();
         core.model.run(core.program, kGoal, std::cref(data));

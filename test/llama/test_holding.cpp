@@ -19,21 +19,21 @@ namespace {
 const std::vector<std::vector<std::vector<int>>> kStages = {
     {{}}, {{0, 1, 2}, {3, 4}}, {{0, 1}, {2, 3}, {4}}, {{0, 4}, {1, 3}, {2}}};
 
-std::vector<Holding> holders(const std::vector<std::vector<int>>& stages, int parts) {
-    std::vector<Holding> list;
+std::vector<LocalShard> holders(const std::vector<std::vector<int>>& stages, int parts) {
+    std::vector<LocalShard> list;
     for (const std::vector<int>& units : stages)
         for (int part = 0; part < parts; ++part) list.push_back({units, part, parts});
     return list;
 }
 
-TEST(Holding, EveryElementHasOnePlaceAndOneOwner) {
+TEST(LocalShard, EveryElementHasOnePlaceAndOneOwner) {
     const ModelConfig config = layout_runs::toy24();
     const ParamTable whole(config);
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3, 4}) {
             std::vector<std::vector<int>> owners;
             for (const Tensor& t : whole.tensors()) owners.emplace_back(size_t(t.size), 0);
-            for (const Holding& holding : holders(stages, parts)) {
+            for (const LocalShard& holding : holders(stages, parts)) {
                 const ParamTable table(config, holding);
                 int64_t held = 0, end = 0;
                 for (const UnitLayout& u : table.held_units()) {
@@ -67,7 +67,7 @@ TEST(Holding, EveryElementHasOnePlaceAndOneOwner) {
 }
 
 // By hand: 3 heads of 8 and one KV head, ffn 20, vocabulary 37, width 24.
-TEST(Holding, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
+TEST(LocalShard, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
     const ModelConfig config = layout_runs::toy24();
     struct Want {
         const char* name;
@@ -94,7 +94,7 @@ TEST(Holding, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
         const ParamTable table(config, {.part = w.part, .parts = w.parts});
         const Tensor* t = table.find(w.name) ? table.find(w.name) : table.find(block + w.name);
         ASSERT_NE(t, nullptr) << w.name;
-        const HeldPiece& piece = table.held()[size_t(t - table.tensors().data())];
+        const TensorShard& piece = table.held()[size_t(t - table.tensors().data())];
         EXPECT_EQ(&table.tensors()[size_t(piece.tensor)], t);
         EXPECT_EQ(std::vector({piece.rows, piece.cols, piece.first, piece.stride}),
                   std::vector({w.rows, w.cols, w.first, w.stride}))
@@ -106,16 +106,16 @@ TEST(Holding, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
     EXPECT_THROW(ParamTable(config, {.units = {5}}), Error);
 }
 
-TEST(Holding, DecayFollowsTheTensorsThatAreHeld) {
+TEST(LocalShard, DecayFollowsTheTensorsThatAreHeld) {
     const ModelConfig config = layout_runs::toy24();
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3})
-            for (const Holding& holding : holders(stages, parts)) {
+            for (const LocalShard& holding : holders(stages, parts)) {
                 const ParamTable table(config, holding);
                 const DecaySegments segments = decay_segments(table);
                 for (const UnitLayout& u : table.held_units())
                     table.for_each_run(u.offset, u.offset + u.padded, INT64_MAX, [&](const TensorRun& run) {
-                        const int64_t logical = u.logical + run.local - u.offset;
+                        const int64_t logical = u.global_offset + run.local - u.offset;
                         size_t s = 0;
                         while (segments.end[s] <= logical) ++s;
                         EXPECT_EQ(bool(segments.decays[s]), table.tensors()[size_t(run.tensor)].decay);
@@ -128,9 +128,9 @@ TEST(Holding, DecayFollowsTheTensorsThatAreHeld) {
 using Values = std::map<std::pair<int, int64_t>, float>;
 void collect(const ParamTable& table, const Zero& zero, Values& into) {
     for (const OwnedRange& r : zero.optimizer.owned())
-        table.for_each_run(r.local, r.local + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
+        table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), INT64_MAX, [&](const TensorRun& run) {
             for (int64_t i = 0; i < run.count; ++i)
-                into[{run.tensor, run.first + i}] = static_cast<const float*>(r.master)[run.local - r.local + i];
+                into[{run.tensor, run.first + i}] = static_cast<const float*>(r.master)[run.local - r.local_offset + i];
         });
 }
 
@@ -138,7 +138,7 @@ void collect(const ParamTable& table, const Zero& zero, Values& into) {
 template <class Fill>
 void expect_as_whole(const Fill& fill) {
     const ModelConfig config = layout_runs::toy24();
-    const auto values_of = [&](Mesh& mesh, const Holding& holding, int stage) {
+    const auto values_of = [&](Mesh& mesh, const LocalShard& holding, int stage) {
         const ParamTable table(config, holding);
         Stream compute(kCpu, "compute");
         Zero zero(kCpu, compute, unit_layouts(table), decay_segments(table), {.stage = stage}, {}, mesh);
@@ -152,7 +152,7 @@ void expect_as_whole(const Fill& fill) {
     const Values want = values_of(alone, {}, 0);
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3})
-            for (const Holding& holding : holders(stages, parts)) {
+            for (const LocalShard& holding : holders(stages, parts)) {
                 const ParamTable table(config, holding);
                 Values got = values_of(alone, holding, 0);
                 LoopbackHub hub(3);
@@ -172,11 +172,11 @@ void expect_as_whole(const Fill& fill) {
             }
 }
 
-TEST(Holding, InitialisedAsTheWholeModelIs) {
+TEST(LocalShard, InitialisedAsTheWholeModelIs) {
     expect_as_whole([](const ParamTable& table, Stream& s, Zero& zero) { initialise_weights(table, 11, s, zero); });
 }
 
-TEST(Holding, ImportedAsTheWholeModelIs) {
+TEST(LocalShard, ImportedAsTheWholeModelIs) {
     std::string folder = std::filesystem::temp_directory_path() / "rz_test_holding_XXXXXX";
     ASSERT_NE(::mkdtemp(folder.data()), nullptr);
     const ModelConfig config = layout_runs::toy24();

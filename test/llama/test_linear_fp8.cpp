@@ -226,11 +226,11 @@ TEST(Fp8Training, GradientsAreNearBf16s) {
 TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
     Mesh mesh(Device{DeviceKind::cpu, 0}, {});
     for (const auto& [first, last] : {std::pair(0, 0), {1, 0}, {1, 1}}) {
-        TrainingCore core(toy16(),
-                          {.zero = {.param_dtype = DType::bf16},
-                           .adamw = {},
-                           .stage = {.B = 1, .T = 16, .fp8 = {Fp8Recipe::tensor, first, last}}},
-                          Device{DeviceKind::cpu, 0}, mesh);
+        TrainState core(toy16(),
+                        {.zero = {.param_dtype = DType::bf16},
+                         .adamw = {},
+                         .stage = {.B = 1, .T = 16, .fp8 = {Fp8Recipe::tensor, first, last}}},
+                        Device{DeviceKind::cpu, 0}, mesh);
         initialise_weights(core.table, 1, core.compute, core.zero);
         std::vector<int32_t> tokens(16, 3), rows(16), starts(17), ids(16);
         const int64_t distinct = embedding_plan(tokens.data(), 16, 37, rows.data(), starts.data(), ids.data());
@@ -263,7 +263,7 @@ TEST(Fp8Training, NormsAreKeptAsCodes) {
         RankContext context;
         const Device device{DeviceKind::cpu, 0, &context};
         Mesh mesh(device, {});
-        const TrainingCore core(
+        const TrainState core(
             toy16(), {.zero = {.param_dtype = DType::bf16}, .adamw = {}, .stage = {.B = 1, .T = 16, .fp8 = fp8}},
             device, mesh);
         return context.memory.now(DeviceKind::cpu, MemKind::activations);

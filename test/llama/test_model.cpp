@@ -15,7 +15,7 @@
 #include "llama/model/hf.h"
 #include "llama/base/safetensors.h"
 #include "llama/model/weights.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "test/llama/helpers.h"
 
 namespace rz {
@@ -24,7 +24,7 @@ namespace {
 // A model on one CPU rank, with batches given as plain vectors.
 struct TestModel {
     Mesh mesh{kCpu};
-    TrainingCore core;
+    TrainState core;
     const ModelConfig& config = core.config;
     const ParamTable& table = core.table;
     Stream& stream = core.compute;
@@ -193,11 +193,11 @@ TEST(Model, GradientsMatchCentralDifferences) {
             double side[2];
             for (int s = 0; s < 2; ++s) {
                 for (size_t i = 0; i < before.size(); ++i) m.master(t)[i] = before[i] + (s ? h : -h) * direction[i];
-                m.zero.optimizer.publish();
+                m.zero.optimizer.all_gather_updated();
                 side[s] = m.loss(batch);
             }
             std::copy(before.begin(), before.end(), m.master(t));
-            m.zero.optimizer.publish();
+            m.zero.optimizer.all_gather_updated();
             EXPECT_NEAR((side[1] - side[0]) / (2 * h), want, 2e-4 + 1e-2 * std::abs(want))
                 << t.name << (tied ? " tied" : "");
         }
@@ -229,7 +229,7 @@ TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
         const Tensor& from = same ? *same : tied.table.embedding();  // the untied head starts as the embedding
         std::copy_n(tied.master(from), t.size, untied.master(t));
     }
-    untied.zero.optimizer.publish();
+    untied.zero.optimizer.all_gather_updated();
     const auto batch = tied.random_batch(1, 8, 6);
     EXPECT_EQ(tied.train(batch), untied.train(batch));
     const float* sum = tied.grad(tied.table.embedding());
@@ -344,13 +344,13 @@ TEST(Generate, APipelinesLogitsAreThoseOfOneRankToTheBit) {
     std::vector<int32_t> prompt;
     for (int i = 0; i < 9; ++i) prompt.push_back(i * 5 % 37);
     const auto logits = [&](Mesh& mesh, Device device, ZeroOptions zero, std::optional<PipelineKind> kind) {
-        TrainingCore core(config,
-                          {.zero = zero,
-                           .adamw = {},
-                           .stage = {.B = 1, .T = 8},
-                           .micro_batches = 4,
-                           .pipeline = {.schedule = {.kind = kind}}},
-                          device, mesh);
+        TrainState core(config,
+                        {.zero = zero,
+                         .adamw = {},
+                         .stage = {.B = 1, .T = 8},
+                         .micro_batches = 4,
+                         .pipeline = {.schedule = {.kind = kind}}},
+                        device, mesh);
         initialise_weights(core.table, 5, core.compute, core.zero);
         const int at = mesh.place(Axis::pp).rank;
         Decoder decoder = core.plan

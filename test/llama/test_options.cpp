@@ -388,7 +388,7 @@ TEST(Options, AResumedRunHasTheFlagsThatOneCommandLineWouldHaveGivenIt) {
         const CommandTable table = command_table(o);
         ParsedFlags found;
         EXPECT_FALSE(parse_flags(flags, {&table, 1}, found)) << testing::PrintToString(flags);
-        settle(o, flags, table, found);
+        resolve_defaults(o, flags, table, found);
         return o;
     };
     const std::vector<std::string> all = {"--lr=5e-3",

@@ -87,7 +87,7 @@ TEST_P(EveryPreset, EqualSlicesMoveNoLogicalOffset) {
             const UnitLayout &held = table.held_units()[u], &unit = one.units()[u];
             ASSERT_EQ(held.offset, offset);
             ASSERT_EQ(held.offset % 256, 0);
-            ASSERT_EQ(held.logical, unit.offset);
+            ASSERT_EQ(held.global_offset, unit.offset);
             ASSERT_EQ(held.size, unit.size);
             ASSERT_EQ(held.block, unit.block);
             ASSERT_EQ(table.part_padded(int(u)), held.padded);
@@ -103,7 +103,7 @@ TEST_P(EveryPreset, EqualSlicesMoveNoLogicalOffset) {
         }
         EXPECT_EQ(seen, one.parameters());
         EXPECT_GE(table.decay_segments().back().end,
-                  table.held_units().back().logical + table.held_units().back().padded);
+                  table.held_units().back().global_offset + table.held_units().back().padded);
     }
 }
 

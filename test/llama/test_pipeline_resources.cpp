@@ -6,7 +6,7 @@
 
 #include "comm/collectives.h"
 #include "kernels/runtime/context.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 namespace rz {
 namespace {
@@ -36,7 +36,7 @@ struct PlannedStages {
     RankContext context;
     Device device{DeviceKind::planned, 0, &context};
     Mesh mesh;
-    TrainingCore core;
+    TrainState core;
     int64_t data_bytes = 0;  // that the step has sent on the data axis
 
     PlannedStages(const Layout& s, int rank)

@@ -291,10 +291,10 @@ TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
     AttentionForward a;
     a.shape.B = 1, a.shape.Tq = a.shape.Tk = 4096, a.shape.H = a.shape.K = 32, a.shape.D = 128;
     a.shape.dtype = DType::bf16;
-    const auto seconds = [&](const char* machine, int left_free) {
+    const auto seconds = [&](const char* machine, int reserved_sms) {
         Machine m = load_machine(machine);
         m.op_us = 0;
-        a.beside.left_free = left_free;
+        a.beside.reserved_sms = reserved_sms;
         OpWork work;
         EXPECT_TRUE(find_work({.type = &typeid(AttentionForward), .args = &a}, work));
         return seconds_of(m, work);

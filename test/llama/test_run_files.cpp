@@ -104,13 +104,13 @@ int winners(const std::string& folder, int processes, double lease = 10) {
     return won;
 }
 
-using Pretend = RunLock::Pretend;
+using LockTestMode = RunLock::LockTestMode;
 struct Pretending {
-    explicit Pretending(Pretend what) { RunLock::pretend(what); }
-    ~Pretending() { RunLock::pretend(Pretend::nothing); }
+    explicit Pretending(LockTestMode what) { RunLock::pretend(what); }
+    ~Pretending() { RunLock::pretend(LockTestMode::nothing); }
 };
 class RunLockTest : public testing::TestWithParam<bool> {
-    const Pretending pretending_{GetParam() ? Pretend::no_flock : Pretend::nothing};
+    const Pretending pretending_{GetParam() ? LockTestMode::no_flock : LockTestMode::nothing};
 };
 
 // The owner's file as a dead process of this host left it.
@@ -141,14 +141,14 @@ INSTANTIATE_TEST_SUITE_P(FlockOrNot, RunLockTest, testing::Values(false, true),
 
 TEST(RunLock, LockOfAnotherHostIsNotBroken) {
     TempFolder folder;
-    const Pretending pretending(Pretend::no_flock);
+    const Pretending pretending(LockTestMode::no_flock);
     write_file_atomically(folder / "run.lock.owner", "pid 1 on host elsewhere since then\n");
     EXPECT_TRUE(says(refusal_of_lock(folder.path), "delete " + folder.path + "/run.lock.owner"));
 }
 
 // One that is left by a dead process is broken by one of those that find it, however many come at once.
 TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
-    const Pretending pretending(Pretend::no_flock);
+    const Pretending pretending(LockTestMode::no_flock);
     const pid_t dead = dead_process();
     for (int round = 0; round < 30; ++round) {
         TempFolder folder;
@@ -160,7 +160,7 @@ TEST(RunLock, DeadOwnersFileGoesToOneOfMany) {
 // A start that was killed while it replaced a dead owner's file left its claim.
 TEST(RunLock, AClaimThatWasLeftDelaysTheNextStartOnly) {
     TempFolder folder;
-    const Pretending pretending(Pretend::no_flock);
+    const Pretending pretending(LockTestMode::no_flock);
     leave_owner(folder.path, dead_process());
     fs::create_hard_link(folder / "run.lock.owner", folder / "run.lock.owner.tmp-dead");
     EXPECT_EQ(refusal_of_lock(folder.path), "");
@@ -168,7 +168,7 @@ TEST(RunLock, AClaimThatWasLeftDelaysTheNextStartOnly) {
 }
 
 TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
-    for (const Pretend here : {Pretend::nothing, Pretend::no_flock}) {
+    for (const LockTestMode here : {LockTestMode::nothing, LockTestMode::no_flock}) {
         TempFolder folder;
         write_file_atomically(folder / "run.lock.owner", "pid 1 on host elsewhere since then\n");
         const Pretending pretending(here);
@@ -179,7 +179,7 @@ TEST(RunLock, HostsWithAndWithoutLocksRefuseEachOther) {
 // Each process has a flock and a host of its own, as where the mount keeps flock to a host.
 TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
     TempFolder folder;
-    const Pretending pretending(Pretend::own_host);
+    const Pretending pretending(LockTestMode::own_host);
     const pid_t child = child_that([&] { new RunLock(folder.path); });
     EXPECT_TRUE(says(refusal_of_lock(folder.path, 20), format("pid %d on host", int(child))));
     end(child);
@@ -188,7 +188,7 @@ TEST(RunLock, AHostWhoseFlockSeesNoOtherIsRefusedWhileTheOwnerCounts) {
 }
 
 TEST(RunLock, OfManyHostsThatFindADeadOwnerOneGoesOn) {
-    const Pretending pretending(Pretend::own_host);
+    const Pretending pretending(LockTestMode::own_host);
     TempFolder folder;
     end(child_that([&] { new RunLock(folder.path); }));
     EXPECT_EQ(winners(folder.path, 6, /*lease=*/4), 1);

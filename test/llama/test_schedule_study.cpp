@@ -1,4 +1,4 @@
-#include "llama/parallel/study.h"
+#include "llama/parallel/schedule_command.h"
 
 #include <gtest/gtest.h>
 

@@ -104,7 +104,7 @@ struct TwoStages {
     Workspace work;
     std::vector<HostBatch> data;
     std::vector<std::unique_ptr<Stage>> stages;
-    Goal goal{.pass = Pass::train, .grad_scale = kScale};
+    PassArgs goal{.pass = Pass::train, .grad_scale = kScale};
 
     TwoStages(const StageCase& c, int cut, int micro_batches, int weight_slots)
         : r(c.tied, c.dtype, c.grad_dtype, c.post_norm),

@@ -49,10 +49,10 @@ class Targets : public testing::Test {
         int64_t targets = 0;
     };
     static Step gradients(const TrainOptions& o, Process& process, int64_t step, float scale = 0) {
-        Health health(o, process);
+        RunGuard health(o, process);
         Trainer t(o, process, health);
         begin_step(t, step);
-        Goal goal = t.goal();
+        PassArgs goal = t.goal();
         if (scale > 0) goal.grad_scale = scale;
         t.core->model.run(t.core->program, goal, [&](int64_t m) { return t.batches->training(step, m); });
         t.core->zero.optimizer.gradient_norm();  // waits for what is reduced on another stream
@@ -109,7 +109,7 @@ TEST_F(Targets, TheShardSaysWhichTokensAreTargets) {
 TEST_F(Targets, AStepCountsThoseOfAllItsSamplesBeforehand) {
     Process process;
     const TrainOptions o = options(2, 3);
-    Health health(o, process);
+    RunGuard health(o, process);
     Trainer t(o, process, health);
     std::vector<int32_t> in(6 * kRowTokens), out(6 * kRowTokens);
     for (int64_t step = 1; step <= 5; ++step) {

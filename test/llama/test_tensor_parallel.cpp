@@ -19,7 +19,7 @@
 #include "llama/model/hf.h"
 #include "llama/model/linear.h"
 #include "llama/model/linear_fp8.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "test/llama/layout_runs.h"
 #include "test/llama/helpers.h"
 
@@ -177,7 +177,7 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
             for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
 
             const Tensor& up = table.block(1, kUp);
-            const HeldPiece rows = table.held()[size_t(&up - table.tensors().data())];
+            const TensorShard rows = table.held()[size_t(&up - table.tensors().data())];
             std::vector<float> x(size_t(N * config.dim)), all(x), y(size_t(N * rows.rows));
             for (size_t i = 0; i < x.size(); ++i) x[i] = small_integer(int64_t(i));
             tp.gather(s, all.data(), x.data() + first * config.dim, N, config.dim, DType::f32);
@@ -189,7 +189,7 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
                               float(product(x, n, table, up, rows.first / config.dim + i)));
 
             const Tensor& down = table.block(0, kDown);
-            const HeldPiece cols = table.held()[size_t(&down - table.tensors().data())];
+            const TensorShard cols = table.held()[size_t(&down - table.tensors().data())];
             std::vector<float> h(size_t(N * config.ffn)), own(size_t(N * cols.cols)), partial(size_t(N * config.dim)),
                 sum(size_t(R * config.dim));
             for (size_t i = 0; i < h.size(); ++i) h[i] = small_integer(int64_t(i) * 3);
@@ -254,14 +254,14 @@ TEST(TensorParallelModel, CopiesOfAUnitWaitForItsSumOverTp) {
     LoopbackHub hub(4);
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.tp = 2, .pp = 2}});
-        TrainingCore core(config,
-                          {.zero = {},
-                           .adamw = {},
-                           .stage = {.B = 1, .T = kT},
-                           .micro_batches = 4,
-                           .threads = 1,
-                           .pipeline = {.schedule = {.kind = PipelineKind::dualpipe}}},
-                          hub.device(rank), mesh);
+        TrainState core(config,
+                        {.zero = {},
+                         .adamw = {},
+                         .stage = {.B = 1, .T = kT},
+                         .micro_batches = 4,
+                         .threads = 1,
+                         .pipeline = {.schedule = {.kind = PipelineKind::dualpipe}}},
+                        hub.device(rank), mesh);
         const std::vector<std::vector<Replicated>> replicated = replicated_elements(core.table);
         const std::vector<UnitLayout>& held = core.table.held_units();
         ASSERT_EQ(core.units.shared().size(), held.size());

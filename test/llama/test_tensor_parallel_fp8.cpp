@@ -8,7 +8,7 @@
 
 #include "comm/loopback.h"
 #include "llama/model/linear_fp8.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "test/llama/helpers.h"
 #include "test/llama/layout_runs.h"
 
@@ -248,12 +248,12 @@ TEST(TensorParallelFp8, NormsAreKeptAsCodes) {
         LoopbackHub hub(2);
         hub.run([&](int rank) {
             Mesh mesh(hub, rank, {.grid = {.tp = 2}});
-            const TrainingCore core(fp8_layout({}).config,
-                                    {.zero = {.param_dtype = DType::bf16},
-                                     .adamw = {},
-                                     .stage = {.B = 2, .T = 64, .fp8 = fp8},
-                                     .threads = 1},
-                                    hub.device(rank), mesh);
+            const TrainState core(fp8_layout({}).config,
+                                  {.zero = {.param_dtype = DType::bf16},
+                                   .adamw = {},
+                                   .stage = {.B = 2, .T = 64, .fp8 = fp8},
+                                   .threads = 1},
+                                  hub.device(rank), mesh);
             bytes[size_t(rank)] = core.compute.context().memory.now(DeviceKind::cpu, MemKind::activations);
         });
         EXPECT_EQ(bytes[0], bytes[1]);

@@ -42,7 +42,7 @@ class TrainerTest : public testing::Test {
 
 TEST_F(TrainerTest, NumbersAreReportedOneStepLate) {
     const TrainOptions o = options();
-    Health health(o, process_);
+    RunGuard health(o, process_);
     Trainer t(o, process_, health);
     EXPECT_EQ(t.start.first_step(), 1);
     EXPECT_EQ(t.core->options.micro_batches, 2);
@@ -68,7 +68,7 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
     const TrainOptions o = options("--save-every 3");
     std::vector<float> want;
     {
-        Health health(o, process_);
+        RunGuard health(o, process_);
         Trainer t(o, process_, health);
         for (int64_t s = 1; s <= 3; ++s) step(t, s);
         EXPECT_TRUE(t.saves(3));
@@ -81,7 +81,7 @@ TEST_F(TrainerTest, ACheckpointSaysWhereTheDataContinueAndResumeBeginsThere) {
     }
     process_.on_failure(nullptr);  // which holds the folder's lock
     TrainOptions again = options("--save-every 3 --resume auto");
-    Health health(again, process_);
+    RunGuard health(again, process_);
     const std::optional<ResumePoint> point = find_checkpoint(again, process_, health.status().saved_step());
     ASSERT_TRUE(point.has_value());
     EXPECT_EQ(point->manifest.step, 3);
@@ -106,7 +106,7 @@ TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
     std::vector<float> want;
     {
         const TrainOptions o = options(flags);
-        Health health(o, process_);
+        RunGuard health(o, process_);
         Trainer t(o, process_, health);
         for (int64_t s = 1; s <= 4; ++s) {
             static const float kInfinity = INFINITY;
@@ -122,7 +122,7 @@ TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
     }
     process_.on_failure(nullptr);
     const TrainOptions o = options(flags + " --resume auto");
-    Health health(o, process_);
+    RunGuard health(o, process_);
     const std::optional<ResumePoint> point = find_checkpoint(o, process_, health.status().saved_step());
     ASSERT_TRUE(point.has_value());
     Trainer t(o, process_, health, point);
@@ -135,7 +135,7 @@ TEST_F(TrainerTest, ALossScaleIsResumedInTheMiddleOfItsInterval) {
 TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
     const TrainOptions o =
         options("--save-every 2 --keep 0 --on-spike rollback --rollback-steps 1 --rollback-skip 5 --max-rollbacks 1");
-    Health health(o, process_);
+    RunGuard health(o, process_);
     Trainer t(o, process_, health);
     for (int64_t s = 1; s <= 5; ++s) {
         step(t, s);
@@ -164,7 +164,7 @@ TEST_F(TrainerTest, RollbackGoesToACheckpointBeforeTheSpikeAndSkipsData) {
 
 TEST_F(TrainerTest, ARequestThatCannotBeMetStopsWithWhatToDo) {
     const TrainOptions o = options("--check-replicas 2");
-    Health health(o, process_);
+    RunGuard health(o, process_);
     EXPECT_TRUE(says(error_of([&] { Trainer(o, process_, health); }), "no parameter is held twice"));
 }
 
@@ -178,7 +178,7 @@ TEST_F(TrainerTest, TakesThePlannedMemoryToTheByte) {
         SCOPED_TRACE(flags);
         TrainOptions o = options(flags);
         o.out.clear();
-        Health health(o, process_);
+        RunGuard health(o, process_);
         Trainer t(o, process_, health);
         const MemoryLedger& ledger = t.core->device.context->memory;
         for (int number = 1; number <= 3; ++number) step(t, number);

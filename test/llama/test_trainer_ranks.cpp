@@ -38,7 +38,7 @@ class TrainerRanks : public testing::Test {
     static int train(
         const TrainOptions& o, Process& process,
         const std::function<void(const Trainer&)>& done = [](const Trainer&) {}) {
-        Health health(o, process);
+        RunGuard health(o, process);
         Trainer t(o, process, health);
         validate(t, 0);
         for (int64_t s = 1; s <= o.steps; ++s) {

@@ -86,7 +86,7 @@ TEST_P(SymmetricOnGpus, PinnedMemoryOfTheHostGivesTheBitsOfDirect) {
         if (rank == 0) {
             EXPECT_NE(note.find("GPU 0 does not reach GPUs 1, 2, 3: "), std::string::npos) << note;
         }
-        EXPECT_EQ(m.symmetric->allocate(4096, Shares::each), nullptr);
+        EXPECT_EQ(m.symmetric->allocate(4096, Alloc::per_rank), nullptr);
         const auto direct = make_direct(*m.transport, m.options);
         compare_with_direct(*m.symmetric, *direct, m.stream);
     });
@@ -99,7 +99,7 @@ TEST_P(SymmetricOnGpus, ValuesStayUntilAllHaveReadThem) {
     const int ranks = GetParam();
     const std::vector<int64_t> offsets = even_offsets(64 * ranks, ranks);
     on_gpus(ranks, [&](int rank, Member& m) {
-        auto* x = reinterpret_cast<float*>(m.symmetric->allocate(offsets.back() * 4, Shares::each)->part(rank));
+        auto* x = reinterpret_cast<float*>(m.symmetric->allocate(offsets.back() * 4, Alloc::per_rank)->part(rank));
         constexpr int kTimes = 50;
         Buffer sums(m.device, kTimes * 256, MemKind::comm, "sums"),
             ones(m.device, offsets.back() * 4, MemKind::comm, "ones");
@@ -134,7 +134,7 @@ TEST_P(SymmetricOnGpus, AWindowStaysUntilWhatIsQueuedHasReadIt) {
     const int ranks = GetParam();
     const std::vector<int64_t> offsets = even_offsets(1000 * ranks, ranks);
     on_gpus(ranks, [&](int rank, Member& m) {
-        auto* x = reinterpret_cast<float*>(m.symmetric->allocate(offsets.back() * 4, Shares::each)->part(rank));
+        auto* x = reinterpret_cast<float*>(m.symmetric->allocate(offsets.back() * 4, Alloc::per_rank)->part(rank));
         std::vector<float> got(size_t(offsets.back()));
         for (int i = 0; i < 1000; ++i) x[1000 * rank + i] = float(rank + 1);
         m.symmetric->all_gather(m.stream, {.out = x, .in = x + 1000 * rank, .offsets = offsets, .dtype = DType::f32});
@@ -184,7 +184,7 @@ TEST(NcclCollectives, FlatBuffersAreRegisteredWithNccl) {
     const std::array before = {simt::nccl_calls(names[0]), simt::nccl_calls(names[1])};
     on_gpus(kRanks, [&](int rank, Member& m) {
         const auto library = make_collectives(Algorithm::library, *m.transport, m.options);
-        SharedMemory* memory = library->allocate(offsets.back() * 4, Shares::each);
+        SharedMemory* memory = library->allocate(offsets.back() * 4, Alloc::per_rank);
         ASSERT_NE(memory, nullptr);
         EXPECT_EQ(library->through(), "summed in NCCL's order, buffers registered with it");
         auto* x = reinterpret_cast<float*>(memory->part(library->shared_rank()));

@@ -11,7 +11,7 @@
 
 #include "comm/loopback.h"
 #include "kernels/gemm/newton_schulz.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 #include "test/llama/layout_runs.h"
 
 namespace rz {
@@ -46,32 +46,31 @@ ModelConfig even() {
 
 // Calls body(offset in the whole model, offset from the run's first element on, elements) for what lies in a run of the
 // local buffer, without padding.
-void for_each_element(TrainingCore& core, int64_t local, int64_t elements, const auto& body) {
+void for_each_element(TrainState& core, int64_t local, int64_t elements, const auto& body) {
     core.table.for_each_run(local, local + elements, INT64_MAX, [&](const TensorRun& run) {
         for (int64_t i = 0; i < run.count; ++i)
             body(core.table.tensors()[size_t(run.tensor)].offset + run.first + i, run.local - local + i);
     });
 }
 
-Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
-           const std::function<void(TrainingCore&)>& look) {
+Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam, const std::function<void(TrainState&)>& look) {
     ZeroOptions zero_options;
     zero_options.stage = how.stage;
     zero_options.muon = muon;
     zero_options.muon.on = true;
     zero_options.adam_dtype = adam;
     zero_options.overlap = how.overlap;
-    TrainingCore core(how.even ? even() : layout_runs::toy24(),
-                      {.zero = zero_options,
-                       .adamw = {.max_norm = 0.5f},
-                       .stage = {.B = 2, .T = 16, .logits_bytes = 4096},
-                       .micro_batches = how.micro_batches,
-                       .threads = 1},
-                      mesh.data().transport().device(), mesh);
+    TrainState core(how.even ? even() : layout_runs::toy24(),
+                    {.zero = zero_options,
+                     .adamw = {.max_norm = 0.5f},
+                     .stage = {.B = 2, .T = 16, .logits_bytes = 4096},
+                     .micro_batches = how.micro_batches,
+                     .threads = 1},
+                    mesh.data().transport().device(), mesh);
     Zero& zero = core.zero;
     Stream& compute = core.compute;
     initialise_weights(core.table, 11, compute, zero);
-    const Place data = mesh.place(Axis::data);
+    const AxisRank data = mesh.place(Axis::data);
     const int units = int(zero.ownership.units().size());
     for (int step = 1; step <= kSteps; ++step) {
         for (int u = units - 1; u >= 0; --u) {
@@ -104,7 +103,7 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
         kept.owned += r.elements.size();
         if (r.v) kept.second += r.elements.size();
         if (r.matrix < 0) continue;
-        for_each_element(core, r.local, r.elements.size(), [&](int64_t at, int64_t i) {
+        for_each_element(core, r.local_offset, r.elements.size(), [&](int64_t at, int64_t i) {
             if (adam == DType::f32) kept.m[at] = static_cast<const float*>(r.m)[i];
             if (r.row_v && (r.in_matrix + i) % r.columns == 0)
                 kept.rows[at] = static_cast<const float*>(r.row_v)[r.rows_in(i)];
@@ -114,7 +113,7 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam,
 }
 
 Kept run(const Layout& how, const MuonOptions& muon = {}, DType adam = DType::f32,
-         const std::function<void(TrainingCore&)>& look = {}) {
+         const std::function<void(TrainState&)>& look = {}) {
     MeshOptions options{.grid = how.grid};
     options.algorithms.data = how.algorithm;
     if (how.ranks == 1) {
@@ -199,7 +198,7 @@ TEST(Muon, MomentaOf16BitsHaveTheBitsOfOneRank) {
 TEST(Muon, MatricesHaveNoSecondMoment) {
     int64_t matrices = 0;
     for (const Layout& l : {Layout{1, 0}, Layout{3, 2}}) {
-        const Kept kept = run(l, {}, DType::f32, [&](TrainingCore& core) {
+        const Kept kept = run(l, {}, DType::f32, [&](TrainState& core) {
             matrices = 0;
             for (const auto& unit : core.zero.options.muon.matrices)
                 for (const MuonMatrix& m : unit) matrices += m.elements.size();
@@ -319,7 +318,7 @@ TEST(Muon, WeightsAreThoseOfTheFormulas) {
         std::vector<std::vector<MuonMatrix>> matrices;
         std::vector<UnitLayout> units;
         const Kept got = run({3, 3}, {.rate = 0.5f, .scale = scale, .beta2 = beta2, .dtype = DType::f32}, DType::f32,
-                             [&](TrainingCore& core) {
+                             [&](TrainState& core) {
                                  if (core.mesh.world().rank != 0) return;
                                  matrices = core.zero.options.muon.matrices, units = core.zero.ownership.units();
                              });
@@ -329,13 +328,13 @@ TEST(Muon, WeightsAreThoseOfTheFormulas) {
         for (int step = 1; step <= kSteps; ++step) {
             double square = 0;
             for (const UnitLayout& u : units)
-                for (int64_t i = 0; i < u.size; ++i) square += std::pow(double(sum_of(u.logical + i, step)), 2);
+                for (int64_t i = 0; i < u.size; ++i) square += std::pow(double(sum_of(u.global_offset + i, step)), 2);
             clips.push_back(0.5 / (std::sqrt(square) + 1e-6));
         }
         double worst = 0, moved = 0;
         for (size_t u = 0; u < units.size(); ++u)
             for (const MuonMatrix& mat : matrices[u]) {
-                const int64_t at = units[u].logical + mat.elements.begin, n = mat.elements.size();
+                const int64_t at = units[u].global_offset + mat.elements.begin, n = mat.elements.size();
                 Doubles w(size_t(n), 0), m(w), x(w), v(size_t(mat.rows), 0);
                 for (int64_t i = 0; i < n; ++i) w[size_t(i)] = double(begin.weights.at(at + i));
                 const double A = double(mat.rows), B = double(mat.cols), lr = double(kRate) * 0.5;

@@ -333,7 +333,8 @@ Updated update_stages(const std::vector<std::vector<int>>& stages, int data, con
                 const UnitLayout& unit = zero.ownership.units()[size_t(u)];
                 float* g = static_cast<float*>(zero.grads.gradients(u));
                 compute.synchronize();
-                for (int64_t i = 0; i < unit.size; ++i) g[i] += gradient(unit.logical + i, mesh.data().rank(), step);
+                for (int64_t i = 0; i < unit.size; ++i)
+                    g[i] += gradient(unit.global_offset + i, mesh.data().rank(), step);
                 zero.grads.reduce(u, /*last=*/true);
             }
             zero.optimizer.gradient_norm();
@@ -349,7 +350,7 @@ Updated update_stages(const std::vector<std::vector<int>>& stages, int data, con
             if (mesh.data().rank() == 0)
                 with_dtype(options.param_dtype, [&]<class E>() {
                     for (int64_t i = 0; i < unit.size; ++i)
-                        result.weights[size_t(unit.logical + i)] = float(static_cast<const E*>(p)[i]);
+                        result.weights[size_t(unit.global_offset + i)] = float(static_cast<const E*>(p)[i]);
                 });
             zero.params.release(u);
         }

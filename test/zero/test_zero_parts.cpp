@@ -25,7 +25,7 @@ std::vector<UnitLayout> units(int64_t first_logical = 0) {
     int64_t offset = 0;
     for (const int64_t size : {100, 1700, 256 * 1000}) {
         list.push_back(make_unit(format("unit of %lld", (long long)size), offset, size));
-        list.back().logical = first_logical + offset;
+        list.back().global_offset = first_logical + offset;
         offset += list.back().padded;
     }
     return list;
@@ -39,14 +39,14 @@ TEST(Ownership, SlicesOfAllRanksCoverEachUnitOnce) {
         std::vector<int> owners(size_t(size_of_all()), 0);
         int64_t owned = 0;
         for (int rank = 0; rank < ranks; ++rank) {
-            const Ownership o(units(), {.cut = {rank, ranks}, .copies = {}, .sliced = true});
+            const Ownership o(units(), {.shard = {rank, ranks}, .replicate = {}, .sharded = true});
             int64_t packed = 0;
             for (int u = 0; u < 3; ++u) {
                 const OwnedSlice& s = o.owned(u);
                 EXPECT_EQ(s.unit, u);
-                EXPECT_EQ(s.packed, packed) << "slices stand one after the other";
+                EXPECT_EQ(s.shard_offset, packed) << "slices stand one after the other";
                 packed += s.elements.size();
-                for (int64_t i = s.local; i < s.local + s.elements.size(); ++i) ++owners[size_t(i)];
+                for (int64_t i = s.local_offset; i < s.local_offset + s.elements.size(); ++i) ++owners[size_t(i)];
                 EXPECT_EQ(o.slices(u)[size_t(rank)], s.elements.begin);
                 EXPECT_EQ(o.slices(u)[size_t(rank) + 1], s.elements.end);
             }
@@ -59,14 +59,14 @@ TEST(Ownership, SlicesOfAllRanksCoverEachUnitOnce) {
 }
 
 TEST(Ownership, ARankMayOwnNothingOfASmallUnit) {
-    const Ownership o(units(), {.cut = {2, 3}, .copies = {}, .sliced = true});
+    const Ownership o(units(), {.shard = {2, 3}, .replicate = {}, .sharded = true});
     EXPECT_EQ(o.owned(0).elements.size(), 0);  // one block, which is rank 0's
     EXPECT_GT(o.owned(1).elements.size(), 0);
     EXPECT_EQ(o.largest_owned(), o.owned(2).elements.size());
 }
 
 TEST(Ownership, WhereTheStateIsReplicatedEachRankOwnsAll) {
-    const Ownership o(units(), {.cut = {1, 4}, .copies = {1, 4}, .sliced = false});
+    const Ownership o(units(), {.shard = {1, 4}, .replicate = {1, 4}, .sharded = false});
     EXPECT_EQ(o.owned_elements(), size_of_all());
     for (int u = 0; u < 3; ++u) {
         EXPECT_EQ(o.owned(u).elements, (ElementRange{0, o.unit(u).padded}));
@@ -75,11 +75,11 @@ TEST(Ownership, WhereTheStateIsReplicatedEachRankOwnsAll) {
 }
 
 TEST(Ownership, LogicalOffsetsAreThoseOfTheWholeModel) {
-    const Ownership o(units(1 << 20), {.cut = {1, 3}, .copies = {0, 2}, .sliced = true});
+    const Ownership o(units(1 << 20), {.shard = {1, 3}, .replicate = {0, 2}, .sharded = true});
     for (int u = 0; u < 3; ++u) {
         const OwnedSlice& s = o.owned(u);
-        EXPECT_EQ(s.logical - s.local, 1 << 20);
-        EXPECT_EQ(s.local, o.unit(u).offset + s.elements.begin);
+        EXPECT_EQ(s.global_offset - s.local_offset, 1 << 20);
+        EXPECT_EQ(s.local_offset, o.unit(u).offset + s.elements.begin);
         EXPECT_EQ(o.parts(u).size(), 3u);  // the two that own the same share its all-reduce
         EXPECT_EQ(o.parts(u).back(), s.elements.size());
     }
@@ -88,20 +88,20 @@ TEST(Ownership, LogicalOffsetsAreThoseOfTheWholeModel) {
 TEST(Ownership, UnitsWithAGapBetweenThemAreRefused) {
     std::vector<UnitLayout> list = units();
     list[1].offset += 256;
-    EXPECT_THROW(Ownership(list, {.cut = {}, .copies = {}, .sliced = true}), Error);
-    EXPECT_THROW(Ownership({}, {.cut = {}, .copies = {}, .sliced = true}), Error);
+    EXPECT_THROW(Ownership(list, {.shard = {}, .replicate = {}, .sharded = true}), Error);
+    EXPECT_THROW(Ownership({}, {.shard = {}, .replicate = {}, .sharded = true}), Error);
 }
 
 TEST(Ownership, OnlyStagesThatSliceTakeAShardSize) {
     LoopbackHub hub(4);
     hub.run([&](int rank) {
         Mesh mesh(hub, rank, {.grid = {.shard_size = 2}});
-        EXPECT_THROW(sharing_of({.stage = 0}, mesh), Error);
-        EXPECT_THROW(sharing_of({.stage = 4}, mesh), Error);
-        const Sharing s = sharing_of({.stage = 2}, mesh);
-        EXPECT_EQ(s.cut, (Place{rank % 2, 2}));
-        EXPECT_EQ(s.copies, (Place{rank / 2, 2}));
-        EXPECT_TRUE(s.sliced);
+        EXPECT_THROW(shard_groups_of({.stage = 0}, mesh), Error);
+        EXPECT_THROW(shard_groups_of({.stage = 4}, mesh), Error);
+        const ShardGroups s = shard_groups_of({.stage = 2}, mesh);
+        EXPECT_EQ(s.shard, (AxisRank{rank % 2, 2}));
+        EXPECT_EQ(s.replicate, (AxisRank{rank / 2, 2}));
+        EXPECT_TRUE(s.sharded);
     });
 }
 
@@ -189,15 +189,15 @@ TEST(ParameterCache, PublishedSlicesMakeWholeUnitsInEveryStage) {
                         const OwnedSlice& s = zero.ownership.owned(u);
                         auto* own = static_cast<float*>(zero.params.owned(u));
                         zero.streams.compute.enqueue_host([=] {
-                            for (int64_t i = 0; i < s.elements.size(); ++i) own[i] = number(s.logical + i, salt);
+                            for (int64_t i = 0; i < s.elements.size(); ++i) own[i] = number(s.global_offset + i, salt);
                         });
-                        zero.params.publish(u);
+                        zero.params.all_gather_updated(u);
                     }
                     for (int u = 0; u < 3; ++u) {
                         const std::vector<float> got = whole(zero, u);
                         int64_t wrong = 0;
                         for (size_t i = 0; i < got.size(); ++i)
-                            wrong += got[i] != number(zero.ownership.unit(u).logical + int64_t(i), salt);
+                            wrong += got[i] != number(zero.ownership.unit(u).global_offset + int64_t(i), salt);
                         EXPECT_EQ(wrong, 0) << "stage " << stage << ", unit " << u << ", time " << salt;
                     }
                     // As gradients are reduced between two updates: nobody reads these parameters any more.
@@ -232,7 +232,7 @@ void add_gradients(Zero& zero, int rank, int micro_batches) {
             const UnitLayout unit = zero.ownership.unit(u);
             auto* g = static_cast<float*>(zero.grads.gradients(u));
             zero.streams.compute.enqueue_host([=] {
-                for (int64_t i = 0; i < unit.size; ++i) g[i] += number(unit.logical + i, 10 * m + rank);
+                for (int64_t i = 0; i < unit.size; ++i) g[i] += number(unit.global_offset + i, 10 * m + rank);
             });
             zero.grads.reduce(u, m + 1 == micro_batches);
         }
@@ -260,7 +260,7 @@ TEST(GradientStore, OwnedSlicesHoldTheSumOverRanksAndMicroBatchesInEveryStage) {
                     const int64_t end = zero.ownership.unit(u).size - s.elements.begin;
                     int64_t wrong = 0;
                     for (int64_t i = 0; i < s.elements.size(); ++i)
-                        wrong += g[i] != (i < end ? float(summed(s.logical + i, 2)) : 0.0f);
+                        wrong += g[i] != (i < end ? float(summed(s.global_offset + i, 2)) : 0.0f);
                     EXPECT_EQ(wrong, 0) << "stage " << options.stage << ", bucket of " << options.bucket_bytes
                                         << ", unit " << u << ", step " << step;
                 }
@@ -280,7 +280,7 @@ TEST(GradientStore, OwnedSlicesHoldTheSumOverRanksAndMicroBatchesInEveryStage) {
 double norm_by_hand(int micro_batches) {
     double squares = 0;
     for (const UnitLayout& u : units())
-        for (int64_t i = 0; i < u.size; ++i) squares += std::pow(summed(u.logical + i, micro_batches), 2);
+        for (int64_t i = 0; i < u.size; ++i) squares += std::pow(summed(u.global_offset + i, micro_batches), 2);
     return std::sqrt(squares);
 }
 
@@ -327,8 +327,8 @@ TEST(ShardedAdamW, UpdatesAsTheAlgorithmWrittenInDouble) {
                 const std::vector<float> got = whole(zero, u);
                 double worst = 0;
                 for (int64_t i = 0; i < zero.ownership.unit(u).size; ++i)
-                    worst =
-                        std::max(worst, std::abs(got[size_t(i)] - by_hand(zero.ownership.unit(u).logical + i, u > 0)));
+                    worst = std::max(
+                        worst, std::abs(got[size_t(i)] - by_hand(zero.ownership.unit(u).global_offset + i, u > 0)));
                 EXPECT_LT(worst, 2 * lr * 32 / (1 << 24)) << "stage " << stage << ", unit " << u;
             }
             int64_t updates = 0;

@@ -26,7 +26,7 @@ std::vector<UnitLayout> virtual_units(int64_t blocks, int64_t equal, int ranks) 
     for (const int64_t size : sizes) {
         list.push_back(make_unit(format("unit of %lld", (long long)size), offset, size, ranks));
         offset += list.back().padded;
-        list.back().logical = logical;
+        list.back().global_offset = logical;
         logical += list.back().blocks() * list.back().block;
     }
     return list;
@@ -69,15 +69,15 @@ VirtualResult train(const Shape& shape) {
         Stream compute(device, "compute");
         const auto layout = virtual_units(blocks, equal, ranks);
         EXPECT_EQ(layout[0].equal, equal > 0 && ranks > 1);
-        const DecaySegments decay{{500, layout.back().logical + layout.back().padded}, {1, 0}};
+        const DecaySegments decay{{500, layout.back().global_offset + layout.back().padded}, {1, 0}};
         Zero zero(device, compute, layout, decay, {.stage = 3}, {.max_norm = 3}, mesh);
         for (const OwnedRange& o : zero.optimizer.owned()) {
             const int64_t size = layout[size_t(o.unit)].size;
             for (int64_t i = 0; i < o.elements.size(); ++i)
                 if (o.elements.begin + i < size)
-                    static_cast<float*>(o.master)[i] = float((o.logical + i) * 13 % 31 - 15) / 8;
+                    static_cast<float*>(o.master)[i] = float((o.global_offset + i) * 13 % 31 - 15) / 8;
         }
-        zero.optimizer.publish();
+        zero.optimizer.all_gather_updated();
         std::vector<float> norms;
         for (int step = 1; step <= 2; ++step) {
             for (int u = int(layout.size()) - 1; u >= 0; --u) {

@@ -35,7 +35,7 @@ struct StepNumbers {
     SlowSigns signs = {};
 };
 
-struct Judgement {
+struct StepVerdict {
     double loss = 0, z_loss = 0;      // means over all ranks
     uint64_t data_hash = 0;           // sum over all ranks
     std::vector<double> seconds;      // of the step, by rank
@@ -47,22 +47,22 @@ struct Judgement {
     std::string line;                 // a line of its own, or ""
 };
 
-class Health {
+class RunGuard {
    public:
     // Rank 0 takes the lock; throws if it can't. Handlers for signals are installed. Nothing else in the folder changes
     // before take_folder(), which makes and locks a new one: a start that is refused leaves what it found.
-    Health(const TrainOptions&, Process&);
+    RunGuard(const TrainOptions&, Process&);
     // Rank 0: an earlier run is moved aside where that was asked for, left-overs of killed starts go, and
     // run_status.json says "running". Once for each start.
     void take_folder(const TrainOptions&);
     void set_guards(const TrainOptions&);  // once it is known which of them a checkpoint has
-    Health(const Health&) = delete;
+    RunGuard(const RunGuard&) = delete;
 
     // Collective, of a step before its update, whose loss sum over this rank's targets this is: whether --on-spike skip
     // leaves the update out. Every step before it has been judged.
     bool is_outlier(int64_t step, double loss_sum, double tokens, double grad_norm);
     // Collective, once per step in order: one small message carries loss, request to stop and time of each rank.
-    Judgement judge(const StepNumbers&);
+    StepVerdict judge(const StepNumbers&);
 
     // Why the run ends after this step, the same on every rank; nothing if it continues.
     struct End {
@@ -104,7 +104,7 @@ class Health {
     StopCause own_stop() const;
     void look_at_files();
     void name_slow_rank(int64_t step, const std::vector<double>& own_seconds, const std::vector<SlowSigns>&,
-                        Judgement&);
+                        StepVerdict&);
 
     Process& process_;
     std::shared_ptr<RunLock> lock_;  // rank 0, with --out

@@ -4,7 +4,7 @@
 
 #include "llama/model/model.h"
 #include "llama/model/param_table.h"
-#include "llama/parallel/held_units.h"
+#include "llama/parallel/local_units.h"
 #include "llama/model/pipeline_plan.h"
 #include "llama/parallel/context.h"
 #include "zero/zero.h"
@@ -27,9 +27,9 @@ struct CoreOptions {
     bool tp_wire_f32 = false;  // partial sums over the tp axis travel in fp32, not in the parameters' type
 };
 
-struct TrainingCore {
+struct TrainState {
     // The mesh and the meter outlive this. Weights are zero until they are initialised or loaded.
-    TrainingCore(const ModelConfig&, CoreOptions, Device, Mesh&, CommMeter* meter = nullptr);
+    TrainState(const ModelConfig&, CoreOptions, Device, Mesh&, CommMeter* meter = nullptr);
 
     ModelConfig config;
     CoreOptions options;
@@ -41,7 +41,7 @@ struct TrainingCore {
     std::unique_ptr<ContextParallel> context;  // with a cp axis
     Stream compute;
     Zero zero;
-    HeldUnits units;  // what `zero` holds, by its number in the whole model
+    LocalUnits units;  // what `zero` holds, by its number in the whole model
     Model model;
     RankProgram program;  // of a step
     bool whole_graphs;    // a micro-batch is one graph

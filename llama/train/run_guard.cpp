@@ -1,4 +1,4 @@
-#include "llama/train/health.h"
+#include "llama/train/run_guard.h"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 
 namespace rz {
 
-Health::Health(const TrainOptions& o, Process& process)
+RunGuard::RunGuard(const TrainOptions& o, Process& process)
     : process_(process),
       report_hang_after_(std::min(30.0, o.timeout / 4)),
       guards_(GuardOptions{}),
@@ -29,21 +29,21 @@ Health::Health(const TrainOptions& o, Process& process)
 }
 
 // Collective: no rank writes a status into a folder that another run holds.
-void Health::hold_folder(const TrainOptions& o) {
+void RunGuard::hold_folder(const TrainOptions& o) {
     if (process_.is_root() && !o.out.empty()) lock_ = std::make_shared<RunLock>(o.out);
     process_.barrier();
     if (!o.out.empty()) process_.share_records(o.out + "/.ranks");
 }
 
 // The hook's state outlives this object: it is called when an error has left main's function already.
-void Health::report_failures() {
+void RunGuard::report_failures() {
     process_.on_failure([files = files_, status = status_, lock = lock_](int code, const std::string& reason) mutable {
         status->failed(code, reason);
         if (code == kExitRequest) lock.reset();  // of several ranks each ends without a destructor
     });
 }
 
-void Health::take_folder(const TrainOptions& o) {
+void RunGuard::take_folder(const TrainOptions& o) {
     if (has_folder_) return;
     has_folder_ = true;
     if (o.out_is_new) {
@@ -69,47 +69,47 @@ void Health::take_folder(const TrainOptions& o) {
     if (process_.is_root() && !o.out.empty()) begin_restarts(o.out);
 }
 
-void Health::set_guards(const TrainOptions& o) {
+void RunGuard::set_guards(const TrainOptions& o) {
     rolls_back_ = o.on_spike == OnSpike::rollback;
     guards_.set_options({.max_skips = o.max_skips, .spike_z = o.spike_z, .on_spike = o.on_spike});
 }
 
-StopCause Health::own_stop() const {
+StopCause RunGuard::own_stop() const {
     if (const StopCause cause = stop_signal(); cause != StopCause::none) return cause;
     if (process_.is_root() && limit_.reached(save_seconds_, step_seconds_)) return StopCause::time_limit;
     return StopCause::none;
 }
 
-void Health::take_stop(StopCause cause, int rank) {
+void RunGuard::take_stop(StopCause cause, int rank) {
     if (cause == StopCause::none || end_) return;
     end_ = End{kExitRequeue, describe_stop(cause, rank), true};
 }
 
-void Health::report_end(int exit_code, const std::string& reason) {
+void RunGuard::report_end(int exit_code, const std::string& reason) {
     if (!known_) known_ = End{exit_code, reason, false};
     if (process_.alone()) take_end(exit_code);
 }
 
-void Health::take_end(int exit_code) {
+void RunGuard::take_end(int exit_code) {
     if (exit_code != 0 && (!end_ || end_->saves)) end_with(exit_code, known_ ? known_->reason : "");
 }
 
-void Health::agree() {
+void RunGuard::agree() {
     int64_t code = known_ ? known_->exit_code : 0;
     process_.broadcast(&code, 8, 0);
     take_end(int(code));
 }
 
-void Health::look_for_stop() {
+void RunGuard::look_for_stop() {
     if (process_.alone()) take_stop(own_stop(), 0);
 }
 
-void Health::agree_on_stop() {
+void RunGuard::agree_on_stop() {
     const std::vector<StopCause> asked = process_.all_gather(own_stop());
     for (size_t r = 0; r < asked.size(); ++r) take_stop(asked[r], int(r));
 }
 
-bool Health::is_outlier(int64_t step, double loss_sum, double tokens, double grad_norm) {
+bool RunGuard::is_outlier(int64_t step, double loss_sum, double tokens, double grad_norm) {
     double sum = 0;  // in rank order, as judge() adds them
     for (const double one : process_.all_gather(loss_sum)) sum += one;
     const bool outlier = guards_.is_outlier(sum / tokens, grad_norm);
@@ -117,7 +117,7 @@ bool Health::is_outlier(int64_t step, double loss_sum, double tokens, double gra
     return outlier;
 }
 
-Judgement Health::judge(const StepNumbers& n) {
+StepVerdict RunGuard::judge(const StepNumbers& n) {
     struct Vote {
         double loss_sum, z_sum, own_seconds, seconds;
         Batches::Attended attended;
@@ -145,7 +145,7 @@ Judgement Health::judge(const StepNumbers& n) {
                    n.signs};
     const std::vector<Vote> votes = process_.all_gather(own);
 
-    Judgement j;
+    StepVerdict j;
     double sum = 0, z_sum = 0, slowest = 0;  // in rank order: the same bits everywhere
     std::vector<double> own_seconds;
     std::vector<SlowSigns> signs;
@@ -191,7 +191,7 @@ Judgement Health::judge(const StepNumbers& n) {
 }
 
 // Nothing here waits for the file system.
-void Health::look_at_files() {
+void RunGuard::look_at_files() {
     if (!lock_) return;
     if (lost_->load()) report_end(kExitError, lock_->lost());
     const double busy = files_->busy_seconds();
@@ -210,8 +210,8 @@ void Health::look_at_files() {
 }
 
 // A line in a hundred steps. The times of all ranks, for the report, at every tenth.
-void Health::name_slow_rank(int64_t step, const std::vector<double>& own_seconds, const std::vector<SlowSigns>& signs,
-                            Judgement& j) {
+void RunGuard::name_slow_rank(int64_t step, const std::vector<double>& own_seconds, const std::vector<SlowSigns>& signs,
+                              StepVerdict& j) {
     const int slow = stragglers_.observe(own_seconds);
     if (own_seconds.size() > 1 && step % 10 == 0) {
         for (size_t r = 0; r < own_seconds.size(); ++r)
@@ -229,15 +229,15 @@ void Health::name_slow_rank(int64_t step, const std::vector<double>& own_seconds
              (reason.empty() ? "" : "; " + reason);
 }
 
-std::string Health::state() const { return guards_.to_json().dump(); }
+std::string RunGuard::state() const { return guards_.to_json().dump(); }
 
-void Health::restore(const std::string& state, const std::string& where) {
+void RunGuard::restore(const std::string& state, const std::string& where) {
     const Json json = parse_json(state, where);
     if (json.is_object() && json.empty()) return;
     guards_.from_json(json, where);
 }
 
-void Health::saved(int64_t step, double seconds) {
+void RunGuard::saved(int64_t step, double seconds) {
     save_seconds_ = seconds;
     status_->saved(step);
 }

@@ -9,10 +9,10 @@
 
 namespace rz {
 
-class WholeUnits : public ParameterSource {
+class GatheredUnits : public ParameterSource {
    public:
     // Both outlive this.
-    WholeUnits(ParameterCache& params, const Ownership& ownership, Device device, DType dtype) : params_(params) {
+    GatheredUnits(ParameterCache& params, const Ownership& ownership, Device device, DType dtype) : params_(params) {
         int64_t most = 0;
         for (const UnitLayout& u : ownership.units()) most = std::max(most, u.padded);
         for (Buffer& b : slots_) b = Buffer(device, most * size_of(dtype), MemKind::gathered, "a unit for a sample");

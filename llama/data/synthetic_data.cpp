@@ -1,4 +1,4 @@
-#include "llama/data/made_data.h"
+#include "llama/data/synthetic_data.h"
 
 #include <unistd.h>
 

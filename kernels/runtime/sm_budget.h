@@ -6,13 +6,13 @@
 
 namespace rz {
 
-struct BesideCommunication {
-    int left_free = 0;  // multiprocessors that such a kernel does not take
+struct SmBudget {
+    int reserved_sms = 0;  // multiprocessors that such a kernel does not take
     // (1), 0 between kernels: from it the blocks of attention draw their tiles, so that a block which finds no room
     // until others have ended has nothing left to do. nullptr: each takes one of so many in turn.
     uint32_t* next_tile = nullptr;
 
-    bool operator==(const BesideCommunication&) const = default;
+    bool operator==(const SmBudget&) const = default;
 };
 
 }  // namespace rz

@@ -1,5 +1,5 @@
 #include "kernels/runtime/request.h"
-#include "llama/train/core.h"
+#include "llama/train/train_state.h"
 
 #include <omp.h>
 
@@ -22,7 +22,7 @@ static StageOptions with_core(StageOptions stage, const Zero& zero, std::optiona
 static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, const ParamTable& table,
                                                      const CoreOptions& o, Device device, Mesh& mesh,
                                                      CommMeter* meter) {
-    const Place cp = mesh.place(Axis::cp);
+    const AxisRank cp = mesh.place(Axis::cp);
     if (cp.size == 1) return nullptr;
     const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
     require_request(o.stage.T % grain == 0,
@@ -43,15 +43,15 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
 }
 
 // Throws where the model can't be cut into so many parts, naming the nearest numbers.
-static Holding part_of(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {
-    const Place tp = mesh.place(Axis::tp);
+static LocalShard part_of(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {
+    const AxisRank tp = mesh.place(Axis::tp);
     check_tensor_parallel(config, tp.size);
-    return {.part = tp.rank, .parts = tp.size, .sharers = sharing_of(o.zero, mesh).cut.size};
+    return {.part = tp.rank, .parts = tp.size, .sharers = shard_groups_of(o.zero, mesh).shard.size};
 }
 
 static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
     if (mesh.place(Axis::tp).size == 1) return std::nullopt;
-    const Place tp = mesh.place(Axis::tp);
+    const AxisRank tp = mesh.place(Axis::tp);
     require_request(
         o.stage.B * o.stage.T >= tp.size,
         "--tp %d: a micro-batch of %lld tokens has no row for each rank\n  nearest: --batch %lld, or --tp 1", tp.size,
@@ -61,7 +61,7 @@ static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, 
 }
 
 static std::optional<PipelinePlan> make_plan(const ModelConfig& config, const CoreOptions& o, const Mesh& mesh) {
-    const Place pp = mesh.place(Axis::pp);
+    const AxisRank pp = mesh.place(Axis::pp);
     if (pp.size == 1) return std::nullopt;
     PipelineOptions how = o.pipeline;
     require_request(
@@ -101,9 +101,9 @@ static std::vector<int> held_units(const std::optional<PipelinePlan>& plan, cons
     return held;
 }
 
-static Holding holding_of(const ModelConfig& config, const CoreOptions& o, const std::optional<PipelinePlan>& plan,
-                          const Mesh& mesh) {
-    Holding holding = part_of(config, o, mesh);
+static LocalShard holding_of(const ModelConfig& config, const CoreOptions& o, const std::optional<PipelinePlan>& plan,
+                             const Mesh& mesh) {
+    LocalShard holding = part_of(config, o, mesh);
     holding.units = held_units(plan, mesh);
     holding.copies = copies(plan, mesh).copies;
     return holding;
@@ -147,7 +147,7 @@ static ZeroOptions with_muon(ZeroOptions zero, const ParamTable& table) {
     return zero;
 }
 
-TrainingCore::TrainingCore(const ModelConfig& c, CoreOptions o, Device d, Mesh& m, CommMeter* meter)
+TrainState::TrainState(const ModelConfig& c, CoreOptions o, Device d, Mesh& m, CommMeter* meter)
     : config(c),
       options(std::move(o)),
       device(d),

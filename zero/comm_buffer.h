@@ -10,13 +10,13 @@
 
 namespace rz {
 
-class MovedBuffer {
+class CommBuffer {
    public:
-    MovedBuffer() = default;
+    CommBuffer() = default;
     // Shares::one: where the members can have one memory in common, what the owner of a slice writes is there for all,
     // and memory is counted at the group's first rank.
-    MovedBuffer(const ZeroStreams& streams, Collectives& group, int64_t elements, DType dtype, MemKind kind,
-                const char* name, Shares how) {
+    CommBuffer(const ZeroStreams& streams, Collectives& group, int64_t elements, DType dtype, MemKind kind,
+               const char* name, Alloc how) {
         bytes_ = checked_mul(elements, size_of(dtype), name);
         const SharedMemory* shared = bytes_ > 0 ? group.allocate(bytes_, how) : nullptr;
         if (!shared) {
@@ -34,7 +34,7 @@ class MovedBuffer {
     }
 
     // A buffer of this rank, whatever the collectives are.
-    explicit MovedBuffer(Buffer own) : own_(std::move(own)), data_(own_.bytes_at(0)), bytes_(own_.bytes()) {}
+    explicit CommBuffer(Buffer own) : own_(std::move(own)), data_(own_.bytes_at(0)), bytes_(own_.bytes()) {}
 
     void* data() const { return data_; }
     char* bytes_at(int64_t offset) const { return data_ + offset; }

@@ -68,7 +68,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
 // anything else, so that a run which is killed from here on does the same.
 std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
     const TrainOptions& o = t.options;
-    const Health::End end = *t.health.end();
+    const RunGuard::End end = *t.health.end();
     const std::vector<Rollback>& earlier = t.start.resumed.rollbacks;
     std::optional<ResumePoint> point;
     const auto refuse = [&](const std::string& why) {
@@ -101,7 +101,7 @@ std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
 }
 
 static int finish_early(Trainer& t, bool last_save_good) {
-    const Health::End& end = *t.health.end();
+    const RunGuard::End& end = *t.health.end();
     const int64_t saved = t.health.status().saved_step(), resumed = t.start.resumed.step, last = t.metrics->last_step();
     std::string saves = saved >= 0    ? format("the last checkpoint is of step %lld", (long long)saved)
                         : resumed > 0 ? format("the last checkpoint is that of step %lld", (long long)resumed)
@@ -130,8 +130,8 @@ static void finish_commands(Trainer& t, int exit_code) {
 RunEnd finish(Trainer& t) {
     if (t.mlperf) t.mlperf->run_stop(t.batches->samples_before(t.metrics->last_step() + 1));
     const std::string& out = t.options.out;
-    TrainingCore& core = *t.core;
-    Health& health = t.health;
+    TrainState& core = *t.core;
+    RunGuard& health = t.health;
     t.metrics->flush();
     Process::DiskWork files(t.process);
     const int64_t last = t.metrics->last_step();

@@ -17,12 +17,12 @@
 
 namespace rz {
 
-class HeldUnits : public ParameterSource, public GradientSink {
+class LocalUnits : public ParameterSource, public GradientSink {
    public:
     // `units`: of the whole model, ascending, as `zero` holds them; none: all. `replicated`: by unit of `zero`, with
     // `tp`, which may be nullptr. `zero` and `tp` outlive this.
-    HeldUnits(Zero& zero, std::vector<int> units, TensorParallel* tp = nullptr,
-              std::vector<std::vector<Replicated>> replicated = {}, std::vector<int> shared = {}, int peer = -1)
+    LocalUnits(Zero& zero, std::vector<int> units, TensorParallel* tp = nullptr,
+               std::vector<std::vector<Replicated>> replicated = {}, std::vector<int> shared = {}, int peer = -1)
         : zero_(zero),
           units_(std::move(units)),
           tp_(tp),
