@@ -53,6 +53,17 @@ def equal(name, got, want):
     check(name, got == want, f"got    {got}\nwanted {want}")
 
 
+@contextlib.contextmanager
+def holds(name):
+    """One check of all that a block asserts, for `with holds("name"):`."""
+    try:
+        yield
+        about = None
+    except Exception:
+        about = traceback.format_exc()
+    check(name, about is None, about)
+
+
 def skip(name):
     global skipped
     skipped += 1
@@ -202,6 +213,10 @@ def weights(out):
 
 def same_weights(what, a, b):
     check(f"{what}: the same weights", weights(a) == weights(b), f"{a}: {weights(a)}\n{b}: {weights(b)}\n{last}")
+
+
+def same_file(what, a, b):
+    check(f"{what}: {b}", (work / a).read_bytes() == (work / b).read_bytes(), f"differs from {a}")
 
 
 def load(*path):
