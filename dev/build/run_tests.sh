@@ -115,7 +115,7 @@ for section in $sections; do
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
-      run data test/program/test_data.sh ./train_llama
+      run data test/program/test_data.py ./train_llama
       run report test/program/test_report.py ./train_llama "$obj/dev/report"
       run stability test/program/test_stability.py ./train_llama
       run pipeline test/program/test_pipeline.py ./train_llama
