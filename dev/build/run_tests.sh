@@ -106,7 +106,7 @@ for section in $sections; do
       run resume test/program/test_resume.py ./train_llama
       run refusals test/program/test_refusals.py ./train_llama
       run untouched test/program/test_untouched.py ./train_llama
-      run first-hour test/program/test_first_hour.sh ./train_llama
+      run first-hour test/program/test_first_hour.py ./train_llama
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
