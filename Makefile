@@ -279,7 +279,7 @@ oracle: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
 	  --minutes $(or $(MINUTES),10) $(ORACLE)
 # Asks wandb's own reader, and TensorBoard; skipped likewise.
 test-wandb: train_llama
-	test/program/test_wandb.sh ./train_llama
+	test/program/test_wandb.py ./train_llama
 
 # Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
 # core. `make test` has some of it. JOURNAL=FILE continues where an earlier start was stopped; REPORT=FILE is a table.

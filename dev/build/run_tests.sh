@@ -168,7 +168,7 @@ for section in $sections; do
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
-      run wandb test/program/test_wandb.sh ./train_llama
+      run wandb test/program/test_wandb.py ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2

@@ -202,6 +202,23 @@ def has_mpi(program):
     )
 
 
+def installed(what, variable, path, probe, *packages):
+    """A program that a variable names, or one of a venv in build/, into which packages are installed first. None, and skipped, where
+    it doesn't run."""
+
+    def fails():
+        return run("env", [program], probe).code != 0
+
+    program = os.environ.get(variable, path)
+    if fails() and variable not in os.environ:
+        venv = pathlib.Path(path).parents[1]
+        run("python3 -m venv", venv)
+        run("env", [venv / "bin/pip"], "install -q", packages, limit=3000)
+    if not fails():
+        return program
+    skip(f"{what} can't be had here: {last.splitlines()[-1]}")
+
+
 # ---- what runs leave ---------------------------------------------------------------------------------------------------
 
 
