@@ -168,16 +168,12 @@ def numbers(value, where=""):
     return {path: x for key, item in items for path, x in numbers(item, f"{where}/{key}").items()}
 
 
+LAYOUTS = "2 --zero 3 --batch 2 --recompute block", "2 --cp 2 --batch 4", "2 --tp 2 --batch 4"
 if has_mpi(program):
-    watch("""
-        stats_zero  2 --steps 6 --stats-every 3 --zero 3 --batch 2 --recompute block
-        stats_cp    2 --steps 6 --stats-every 3 --cp 2 --batch 4
-        stats_ring  4 --steps 6 --stats-every 3 --cp 2 --cp-exchange ring --pp 2 --batch 2
-        stats_tp    2 --steps 6 --stats-every 3 --tp 2 --batch 4
-    """)
-    for out in "stats_zero", "stats_cp", "stats_ring", "stats_tp":
-        a, b = (numbers(rows(o, "step", "stats.jsonl")[:2]) for o in ("stats", out))
-        equal(f"{out}: the same statistics are there", b.keys(), a.keys())
+    for layout in *LAYOUTS, "4 --cp 2 --cp-exchange ring --pp 2 --batch 2":
+        watch(f"layout {layout} --steps 6 --stats-every 3")
+        a, b = (numbers(rows(o, "step", "stats.jsonl")[:2]) for o in ("stats", "layout"))
+        equal(f"{layout}: the same statistics are there", b.keys(), a.keys())
         # The first steps: weights drift apart by the order of sums; a logit may be ln 32 / 65536 too large.
         far = {k: (a[k], b[k]) for k in a if abs(a[k] - b[k]) > 2e-4 * abs(a[k]) + 1e-4}
         equal("  with the same values", far, {})
