@@ -4,7 +4,6 @@
 test/program/test_first_hour.py ./train_llama
 """
 
-import contextlib
 import json
 import os
 import re
@@ -32,14 +31,6 @@ def each(table):
         command, *texts = line.strip().split(" | ")
         code = int(texts.pop(0)) if texts and texts[0].isdigit() else 0
         expect(command, run([program], command), code, map(re.escape, texts))
-
-
-@contextlib.contextmanager
-def changed(*path):
-    """A file of JSON, to be changed."""
-    value = load(*path)
-    yield value
-    work.joinpath(*path).write_text(json.dumps(value))
 
 
 def generate(*command, **more):
@@ -104,7 +95,7 @@ for folder in "final", "checkpoints/step_000000010":
 model = "test/golden/prompts/model"
 MODEL = f"generate --from {model} --threads 1"
 FIRST = f"{MODEL} --temperature 0"
-for row in json.loads((ROOT / "test/golden/prompts/text.json").read_text()):  # dev/golden/make_prompt_golden.py
+for row in load(ROOT, "test/golden/prompts/text.json"):  # dev/golden/make_prompt_golden.py
     text, said = generate(FIRST, "--device cpu --max-tokens 40 --prompt", [row["prompt"]])
     equal("greedy text is that of transformers", text.decode(), row["prompt"] + row["text"] + "\n")
     want = f"{len(row['ids'])} prompt tokens, {len(row['new']) - 1} new up to the end token"  # which is not counted
@@ -239,9 +230,7 @@ for key, want in ("eos", 255), ("eot", 256):
 
 # ---- another tokenizer than the model's ----
 copy("data", "other")
-with changed("other/tokenizer.json") as value:
-    vocab = value["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+edit("other/tokenizer.json", '"([ab])":', lambda found: '"b":' if found[1] == "a" else '"a":')
 fine(f"""
     fine     1 --resume auto --steps 7 --data {work}/other --lr-continue --allow-data-change | there | code 2 | says the data's tokenizer is not the model's
     changed  1 --init-from {base} --data {work}/other --steps 2 --allow-tokenizer-change | says step 2/2
@@ -252,10 +241,10 @@ check("  and not the old one's chat template", not (work / "changed/final/chat_t
 
 # ---- more rows for a larger tokenizer ----
 copy("data", "larger")
-with changed("larger/dataset.json") as value:
-    value["vocab_size"] = 259
-with changed("larger/tokenizer.json") as value:
-    value["added_tokens"] += [{**value["added_tokens"][0], "id": 257 + i, "content": f"<|{i}|>"} for i in range(2)]
+edit("larger/dataset.json", '"vocab_size": 257', '"vocab_size": 259')
+value = load("larger/tokenizer.json")
+value["added_tokens"] += [{**value["added_tokens"][0], "id": 257 + i, "content": f"<|{i}|>"} for i in range(2)]
+(work / "larger/tokenizer.json").write_text(json.dumps(value))
 LARGER = f"--data {work}/larger"
 RESUMED = f"--resume {work}/run {LARGER} --steps 21 --save-every 1 --allow-data-change --lr 0 --allow-lr-jump"
 NEW_ROWS = "says 2 new rows are the mean of the 257 old ones"
@@ -350,9 +339,9 @@ train("""
 # ---- what --data names instead of a dataset's folder ----
 (work / "mine.txt").write_text("text")
 (broken := copy("data", "broken") / "tokenizer.json").write_text('{"model": {"type": "WordPiece", "vocab": {}}}')
-shutil.copy(ROOT / model / "tokenizer.json", work / "fewer.json")
-with changed("fewer.json") as value:
-    del value["added_tokens"][-1]
+value = load(ROOT, model, "tokenizer.json")
+del value["added_tokens"][-1]
+(work / "fewer.json").write_text(json.dumps(value))
 BROKEN = f"--data {work}/broken {SHAPE} {SMALL} --steps 1 --out ''"
 RECIPE = f"--config llama/configs/124m.toml --out {work}/124m"
 MAKES = "python3 data_prep/prepare.py fineweb-edu"
