@@ -270,7 +270,7 @@ test-layouts: train_llama
 	test/program/test_layouts.py ./train_llama
 # Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
 test-lm-eval: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
-	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits
+	test/program/test_lm_eval.py ./train_llama $(OBJ)/dev/model_logits
 # Draws models, layouts, tokenizers, tasks, schedules and exports for MINUTES from SEED, and compares them with PyTorch,
 # transformers, tokenizers, lm-evaluation-harness and llama.cpp. ORACLE="--faults" and the like: dev/golden/oracle/oracle.py.
 .PHONY: oracle

@@ -137,7 +137,7 @@ for section in $sections; do
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
       # It installs torch into build/lm-eval, which recorder-full, at the end, takes from there.
-      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
+      run lm-eval test/program/test_lm_eval.py ./train_llama "$obj/dev/model_logits"
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
