@@ -270,7 +270,7 @@ test-layouts: train_llama
 	test/program/test_layouts.py ./train_llama
 # Asks lm-evaluation-harness itself, and transformers; skipped where PyPI has not got them.
 test-lm-eval: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
-	test/program/test_lm_eval.sh ./train_llama $(OBJ)/dev/model_logits
+	test/program/test_lm_eval.py ./train_llama $(OBJ)/dev/model_logits
 # Draws models, layouts, tokenizers, tasks, schedules and exports for MINUTES from SEED, and compares them with PyTorch,
 # transformers, tokenizers, lm-evaluation-harness and llama.cpp. ORACLE="--faults" and the like: dev/golden/oracle/oracle.py.
 .PHONY: oracle
@@ -279,7 +279,7 @@ oracle: train_llama $(OBJ)/dev/model_logits $(OBJ)/dev/tokens
 	  --minutes $(or $(MINUTES),10) $(ORACLE)
 # Asks wandb's own reader, and TensorBoard; skipped likewise.
 test-wandb: train_llama
-	test/program/test_wandb.sh ./train_llama
+	test/program/test_wandb.py ./train_llama
 
 # Every file operation fails once, and is where the program is killed once; every allocation and thread fails: an hour of one
 # core. `make test` has some of it. JOURNAL=FILE continues where an earlier start was stopped; REPORT=FILE is a table.

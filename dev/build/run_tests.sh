@@ -106,7 +106,7 @@ for section in $sections; do
       run resume test/program/test_resume.py ./train_llama
       run refusals test/program/test_refusals.py ./train_llama
       run untouched test/program/test_untouched.py ./train_llama
-      run first-hour test/program/test_first_hour.sh ./train_llama
+      run first-hour test/program/test_first_hour.py ./train_llama
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.sh ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
@@ -115,8 +115,8 @@ for section in $sections; do
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.sh ./train_llama
       run plan test/program/test_plan.sh ./train_llama
-      run data test/program/test_data.sh ./train_llama
-      run report test/program/test_report.sh ./train_llama "$obj/dev/report"
+      run data test/program/test_data.py ./train_llama
+      run report test/program/test_report.py ./train_llama "$obj/dev/report"
       run stability test/program/test_stability.py ./train_llama
       run pipeline test/program/test_pipeline.py ./train_llama
       run pipeline-run test/program/test_pipeline_run.py ./train_llama
@@ -137,7 +137,7 @@ for section in $sections; do
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above
       # It installs torch into build/lm-eval, which recorder-full, at the end, takes from there.
-      run lm-eval test/program/test_lm_eval.sh ./train_llama "$obj/dev/model_logits"
+      run lm-eval test/program/test_lm_eval.py ./train_llama "$obj/dev/model_logits"
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
@@ -168,7 +168,7 @@ for section in $sections; do
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
-      run wandb test/program/test_wandb.sh ./train_llama
+      run wandb test/program/test_wandb.py ./train_llama
       run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
       run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2

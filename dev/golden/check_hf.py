@@ -14,7 +14,7 @@ For each toy LLaMA (grouped queries, tied, each RoPE scaling, Mistral; single an
 
 All is computed in fp32; the largest difference may be 1e-5 of the largest logit, and 1e-4 of a tensor's largest gradient.
 --model checks the logits of a real model as well. --no-training leaves the second direction out: that is part of make
-test-full (test/program/test_lm_eval.sh), beside the unit tests with what make_golden.py stored. Exit code 1 if anything
+test-full (test/program/test_lm_eval.py), beside the unit tests with what make_golden.py stored. Exit code 1 if anything
 disagrees; the last line is "N passed, N failed".
 """
 

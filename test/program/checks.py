@@ -53,6 +53,17 @@ def equal(name, got, want):
     check(name, got == want, f"got    {got}\nwanted {want}")
 
 
+@contextlib.contextmanager
+def holds(name):
+    """One check of all that a block asserts, for `with holds("name"):`."""
+    try:
+        yield
+        about = None
+    except Exception:
+        about = traceback.format_exc()
+    check(name, about is None, about)
+
+
 def skip(name):
     global skipped
     skipped += 1
@@ -191,6 +202,23 @@ def has_mpi(program):
     )
 
 
+def installed(what, variable, path, probe, *packages):
+    """A program that a variable names, or one of a venv in build/, into which packages are installed first. None, and skipped, where
+    it doesn't run."""
+
+    def fails():
+        return run("env", [program], probe).code != 0
+
+    program = os.environ.get(variable, path)
+    if fails() and variable not in os.environ:
+        venv = pathlib.Path(path).parents[1]
+        run("python3 -m venv", venv)
+        run("env", [venv / "bin/pip"], "install -q", packages, limit=3000)
+    if not fails():
+        return program
+    skip(f"{what} can't be had here: {last.splitlines()[-1]}")
+
+
 # ---- what runs leave ---------------------------------------------------------------------------------------------------
 
 
@@ -202,6 +230,11 @@ def weights(out):
 
 def same_weights(what, a, b):
     check(f"{what}: the same weights", weights(a) == weights(b), f"{a}: {weights(a)}\n{b}: {weights(b)}\n{last}")
+
+
+def same_file(what, a, b):
+    one, other = (file.read_bytes() if file.exists() else None for file in (work / a, work / b))
+    check(f"{what}: {b}", one is not None and one == other, f"not the bytes of {a}")
 
 
 def load(*path):
