@@ -127,6 +127,7 @@ nap() { read -rt "$1" -u 8 || true; }
 
 # The folder of snapshots on every host, held there as long as the pipe 6 is open, which nothing but this script writes to.
 unkept=''
+[ -z "$hosts" ] || [ -n "${RINGZERO_RESTART:-}" ] || { say "--hosts: no folder can be made in /dev/shm"; exit 2; }
 [ -z "$hosts" ] || exec 6<> <(:)
 keep_on_hosts() {
   local name i words=$RINGZERO_RESTART/keepers launcher=mpirun names=()

@@ -22,8 +22,8 @@ LIFE = """mount -t tmpfs -o size=64m none /dev/shm && mount --bind {boot} /proc/
 echo up && exec sleep 100000"""
 SSH = """#!/usr/bin/env bash
 while [[ $1 == -* ]]; do shift; done
-read -r pid < "{work}/$1.pid" || {{ echo "$1: no route to host"; exit 255; }} 2> /dev/null
-exec nsenter -t "$pid" -m -u -p -- bash -c "${{*:2}}"
+[ -e "{work}/$1.pid" ] || {{ echo "$1: no route to host" >&2; exit 255; }}
+exec nsenter -t "$(cat "{work}/$1.pid")" -m -u -p -- bash -c "${{*:2}}"
 """
 
 
@@ -166,6 +166,15 @@ def not_kept():
     expect("no such file", supervise("no", keeps=("--hosts", work / "none")).wait(), code=2, says="it can't be read")
 
 
+def unreachable():
+    live(2, 3, 4)
+    on(2, 3, 9)
+    keeps = ("--max-restarts", "0", "--start-timeout", "5", "--hosts", work / "hosts")
+    said = ["no snapshots can be kept on 127.0.0.9: 127.0.0.9: no route to host", "gives up after 0 restarts"]
+    expect("a host that can't be reached", supervise("none", keeps=keeps).wait(), code=3, says=said)
+    nothing_left()
+
+
 def killed():
     """kill -9 of the supervisor and of its run: the keepers see it."""
     live(2, 3, 4)
@@ -194,7 +203,7 @@ if not live(2):
     end()
 try:
     model += f" --data {checks.text_data('200K')}"
-    for case in [undisturbed, a_rank, a_host, *([first_host, neighbours, killed, not_kept] if full else [not_kept])]:
+    for case in [undisturbed, a_rank, a_host, *([first_host, neighbours, unreachable, killed, not_kept] if full else [not_kept])]:
         run_case(case.__name__, [case])
 finally:
     lose(*list(hosts))
