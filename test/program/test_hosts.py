@@ -160,7 +160,7 @@ def neighbours():
 def not_kept():
     live(2, 3, 4)
     on(2, 3, 4)
-    said = "--snapshot-every: the host of rank 2 has no folder in memory that outlives its ranks"
+    said = "--snapshot-every: the host of rank 0 has no folder in memory that outlives its ranks"
     expect("without --hosts", supervise("no", keeps=()).wait(), code=2, says=said)
     check("nothing is made", not (work / "no/checkpoints").exists())
     expect("no such file", supervise("no", keeps=("--hosts", work / "none")).wait(), code=2, says="it can't be read")
