@@ -55,7 +55,7 @@ for ((i = 0; i < $#; ++i)); do
     --overwrite) say "leave --overwrite out: every restart would start from nothing"; exit 2 ;;
   esac
 done
-[ -z "$hosts" ] || [ -r "$hosts" ] || { say "--hosts $hosts: it can't be read"; exit 2; }
+[ -z "$hosts" ] || [[ -f $hosts && -r $hosts ]] || { say "--hosts $hosts: it can't be read"; exit 2; }
 [ -n "$out" ] || { say "the command needs --out FOLDER, where checkpoints and run_status.json are"; exit 2; }
 
 [[ -z $ranks_command || " ${command[*]} " == *"{ranks}"* ]] || { say "--ranks needs {ranks} in the command: mpirun -n {ranks} ..."; exit 2; }

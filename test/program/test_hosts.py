@@ -163,7 +163,7 @@ def not_kept():
     said = "--snapshot-every: the host of rank 0 has no folder in memory that outlives its ranks"
     expect("without --hosts", supervise("no", keeps=()).wait(), code=2, says=said)
     check("nothing is made", not (work / "no/checkpoints").exists())
-    expect("no such file", supervise("no", keeps=("--hosts", work / "none")).wait(), code=2, says="it can't be read")
+    expect("no such file", supervise("no", keeps=("--hosts", work / "no file")).wait(), code=2, says="it can't be read")
 
 
 def unreachable():
