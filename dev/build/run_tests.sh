@@ -111,6 +111,7 @@ for section in $sections; do
       run launch test/program/test_launch.sh ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
       run snapshots test/program/test_snapshots.sh ./train_llama
+      run hosts test/program/test_hosts.py ./train_llama
       run recorder test/program/test_recorder.sh ./train_llama
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.sh ./train_llama
@@ -147,6 +148,7 @@ for section in $sections; do
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.sh ./train_llama --full
       run snapshots-full test/program/test_snapshots.sh ./train_llama --full
+      run hosts-full test/program/test_hosts.py ./train_llama --full
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --wide --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.py ./train_llama

@@ -54,4 +54,6 @@ if [ -n "$checks" ]; then
   done
 fi
 [ -x build/dev/sanity ] && run "$dry" mpirun -hosts "$hosts" -n "$ranks" build/dev/sanity
-run "$dry" dev/run/supervise.sh -- mpirun -hosts "$hosts" -n "$ranks" ./train_llama "${flags[@]}"
+keeps=()
+case " ${flags[*]}" in *" --snapshot-every"*) keeps=(--hosts "$hostfile") ;; esac
+run "$dry" dev/run/supervise.sh "${keeps[@]}" -- mpirun -hosts "$hosts" -n "$ranks" ./train_llama "${flags[@]}"

@@ -2,20 +2,39 @@
 # Keeps snapshots in this host's memory while a command starts the ranks of this host, again and again.
 #
 #   dev/run/keep.sh -- torchrun --nnodes 4 --nproc-per-node 8 --max-restarts 20 ... --no-python ./train_llama --snapshot-every 50 ...
+#   dev/run/keep.sh --hold     the folder that RINGZERO_RESTART names, until standard input ends; for supervise.sh --hosts. Says "kept"
+#                              once it is there; where another holds it, that is all
 #
 # One on every host of a job (srun --ntasks-per-node=1 dev/run/keep.sh -- torchrun ...). --snapshot-every puts the slices of the
 # host's ranks, and a copy of those of another host, into a folder in /dev/shm, which goes when the command ends, however it ends;
 # after kill -9 of this script, with the next one. Ends with the command's code; signals (TERM, USR1, INT) are passed on.
 set -uo pipefail
-[ "${1:-}" = -- ] && [ $# -gt 1 ] || { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
-shift
+if [ "$*" = --hold ] && [[ ${RINGZERO_RESTART:-} == /dev/shm/ringzero-restart-* ]]; then
+  memory=$RINGZERO_RESTART
+elif [ "${1:-}" = -- ] && [ $# -gt 1 ]; then
+  shift
+  memory=''
+else
+  sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
+  exit 2
+fi
 for left in /dev/shm/ringzero-restart-*; do  # no lock is held on what a killed one has left
-  [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
+  [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || [ "$left" = "$memory" ] || flock -n "$left" rm -rf -- "$left"
 done
-memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX) || exit 70
+if [ -n "$memory" ]; then
+  until [ "$memory" -ef /proc/self/fd/7 ]; do  # again where another start has taken the new one for a left one
+    mkdir -m 700 -- "$memory" 2> /dev/null || [ -O "$memory" ] || exit 70
+    exec 7< "$memory"
+    flock -w 1 7 || { echo kept; exit 0; }
+  done
+  exec 8<&0
+  set -- sh -c 'echo kept; exec cat <&8 > /dev/null'
+else
+  memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX) || exit 70
+  exec 7< "$memory"
+  flock -n 7
+fi
 trap 'rm -rf -- "$memory"' EXIT
-exec 7< "$memory"
-flock -n 7
 export RINGZERO_RESTART=$memory
 "$@" 7<&- &
 job=$!

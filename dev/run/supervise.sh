@@ -14,8 +14,12 @@
 #                      the largest number up to that among which the sequences of an update divide. The tokens stay the same.
 #   --grow-every S     with --ranks: CMD is asked again every S seconds, and where more ranks could run, the run is stopped,
 #                      saved and started again with them (default 60; 0: only at a restart)
+#   --hosts FILE       for --snapshot-every: before each start the command's mpirun starts keep.sh on every host of FILE (`name` or
+#                      `name:ranks` a line) that has none, and it ends with this script. A line that has changed is a spare host in
+#                      a lost one's place
 #
 #   dev/run/supervise.sh --ranks 'wc -l < hosts' -- mpirun -n {ranks} -f hosts ./train_llama --out runs/big ...
+#   dev/run/supervise.sh --hosts hosts -- mpirun -n 32 -f hosts ./train_llama --snapshot-every 50 --out runs/big ...
 #
 # Adds --resume auto to the command. Snapshots of --snapshot-every outlive the run's processes in a folder in /dev/shm, which goes when this
 # script ends, however it ends; after kill -9 of it, with the next one. Ends with
@@ -24,7 +28,7 @@
 #   3   given up: no new checkpoint between two restarts, or too many restarts; the last lines say why each start ended
 # Signals (TERM, USR1, INT) are passed on to the run. What counts is run_status.json; mpirun's exit code is not trusted.
 set -uo pipefail
-max_restarts=20 backoff=5 requeue=exit ranks_command="" grow_every=60 start_timeout=600
+max_restarts=20 backoff=5 requeue=exit ranks_command="" grow_every=60 start_timeout=600 hosts=""
 usage() { sed -n '2,/^set/s/^# \{0,1\}//p' "$0"; exit 2; }
 number() { [[ $2 =~ ^[0-9]+$ ]] || { echo "supervise: $1 $2: a whole number is expected" >&2; exit 2; }; }
 while [ $# -gt 0 ] && [ "$1" != -- ]; do
@@ -33,6 +37,7 @@ while [ $# -gt 0 ] && [ "$1" != -- ]; do
     --backoff) number "$1" "${2:-}"; backoff=$2; shift 2 ;;
     --start-timeout) number "$1" "${2:-}"; start_timeout=$2; shift 2 ;;
     --ranks) ranks_command=${2:?}; shift 2 ;;
+    --hosts) hosts=${2:?}; shift 2 ;;
     --grow-every) number "$1" "${2:-}"; grow_every=$2; shift 2 ;;
     --requeue) requeue=${2:-}; [[ $requeue =~ ^(exit|restart)$ ]] || usage; shift 2 ;;
     *) usage ;;
@@ -50,6 +55,7 @@ for ((i = 0; i < $#; ++i)); do
     --overwrite) say "leave --overwrite out: every restart would start from nothing"; exit 2 ;;
   esac
 done
+[ -z "$hosts" ] || [[ -f $hosts && -r $hosts ]] || { say "--hosts $hosts: it can't be read"; exit 2; }
 [ -n "$out" ] || { say "the command needs --out FOLDER, where checkpoints and run_status.json are"; exit 2; }
 
 [[ -z $ranks_command || " ${command[*]} " == *"{ranks}"* ]] || { say "--ranks needs {ranks} in the command: mpirun -n {ranks} ..."; exit 2; }
@@ -66,7 +72,6 @@ if [ -z "${RINGZERO_RESTART:-}" ]; then
     [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
   done
   if memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX 2> /dev/null); then
-    trap 'rm -rf -- "$memory"' EXIT
     exec 7< "$memory"
     flock -n 7
     export RINGZERO_RESTART=$memory
@@ -119,6 +124,41 @@ present() { sh -c "$ranks_command" 9>&- < /dev/null | tail -n 1; }
 
 # nap S: sleeps without a process of its own, which would outlive its caller and hold the output open
 nap() { read -rt "$1" -u 8 || true; }
+
+# The folder of snapshots on every host, held there as long as the pipe 6 is open, which nothing but this script writes to.
+unkept=''
+[ -z "$hosts" ] || [ -n "${RINGZERO_RESTART:-}" ] || { say "--hosts: no folder can be made in /dev/shm"; exit 2; }
+[ -z "$hosts" ] || exec 6<> <(:)
+keep_on_hosts() {
+  local name i words=$RINGZERO_RESTART/keepers launcher=mpirun names=()
+  [[ ${command[0]##*/} != mpi* ]] || launcher=${command[0]}
+  mkdir -p -- "$words"
+  while read -r name _; do
+    name=${name%%[:#]*}
+    [ -n "$name" ] || continue
+    names+=("$name")
+    setsid "$launcher" -hosts "$name" -n 1 "$(dirname "$0")/keep.sh" --hold < /dev/fd/6 > "$words/$name" 2>&1 6<&- 7<&- 9>&- &
+  done < "$hosts"
+  for ((i = 0; i < 150; ++i)); do
+    unkept=''
+    for name in "${names[@]}"; do grep -qsx kept "$words/$name" || unkept=$name; done
+    [ -n "$unkept" ] || return 0
+    sleep 0.2
+  done
+  say "no snapshots can be kept on $unkept: $(tail -n 1 "$words/$unkept")"
+}
+at_end() {
+  local i
+  exec 6<&-
+  for ((i = 0; i < 50; ++i)); do  # a keeper's launcher whose host is gone may stay
+    [ -n "$(jobs -rp)" ] || break
+    sleep 0.1
+  done
+  # shellcheck disable=SC2046  # numbers
+  kill $(jobs -rp) 2> /dev/null
+  [ -z "${memory:-}" ] || rm -rf -- "$memory"
+}
+trap at_end EXIT
 
 # The folder's owner: a start writes run_status.json once nothing refuses it, after its checkpoint is loaded.
 owner() { sed 's/, boot .*//' "$out/run.lock.owner" 2> /dev/null; }
@@ -184,14 +224,15 @@ for ((attempt = 0; ; ++attempt)); do
     fi
     ranks=$now start=("${command[@]//\{ranks\}/$now}")
   fi
-  "${start[@]}" --resume auto 9>&- &
+  [ -z "$hosts" ] || keep_on_hosts
+  "${start[@]}" --resume auto 6<&- 9>&- &
   job=$!
   if [ -n "$ranks_command" ] && [ "$grow_every" -gt 0 ]; then
-    grow 9>&- &
+    grow 6<&- 9>&- &
     grower=$!
   fi
   if [ "$start_timeout" -gt 0 ]; then
-    end_late 9>&- &
+    end_late 6<&- 9>&- &
     watch=$!
   fi
   rc=0
@@ -237,7 +278,7 @@ for ((attempt = 0; ; ++attempt)); do
   esac
   history="$history
   start $((attempt + 1)): checkpoints from step $before to $after; $why"
-  if [ $rc = 2 ] && [ -z "$state$late" ]; then  # after a signal 2 may be a launcher's own code
+  if [ $rc = 2 ] && [ -z "$state$late$unkept" ]; then  # after a signal 2 may be a launcher's own code
     say "the command line is wrong; nothing is started again"
     exit 2
   fi
@@ -259,7 +300,7 @@ for ((attempt = 0; ; ++attempt)); do
     exit 3
   fi
   say "$why; starts again from step $after in $pause s (restart $((attempt + 1)) of at most $max_restarts)"
-  sleep "$pause" 9>&- &
+  sleep "$pause" 6<&- 9>&- &
   wait $! || true
   [ -n "$stopping" ] && { say "a signal came while nothing ran"; exit 75; }
   [ $idle -gt 0 ] && pause=$((pause * 2 > 300 ? 300 : pause * 2))

@@ -32,7 +32,8 @@ SnapshotHosts::SnapshotHosts(Process& process) : rank_(process.rank()) {
     for (size_t r = 0; r < all.size(); ++r) {
         require_request(!all[r].empty(),
                         "--snapshot-every: the host of rank %zu has no folder in memory that outlives its ranks\n"
-                        "  nearest: on every host dev/run/keep.sh -- torchrun ...; or --snapshot-every 0",
+                        "  nearest: dev/run/supervise.sh --hosts FILE -- mpirun -f FILE ..., or on every host "
+                        "dev/run/keep.sh -- torchrun ...; or --snapshot-every 0",
                         r);
         first_.push_back(int(std::find(all.begin(), all.end(), all[r]) - all.begin()));
     }

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <utility>
 
@@ -28,11 +29,12 @@ void check_restarts(const TrainOptions& o) {
         (long long)o.max_restarts, (long long)o.max_restarts, (long long)o.max_restarts);
     if (o.snapshot_every == 0) return;
     require_request(o.keeps(), "--snapshot-every continues a run in its --out, and that is empty: name a folder");
+    const char* named = std::getenv(kRestartVariable);  // where this host lacks it, SnapshotHosts refuses
     require_request(
-        (starts_ranks && o.max_restarts > 0) || !restart_folder().empty(),
+        (starts_ranks && o.max_restarts > 0) || !restart_folder().empty() || (named && *named),
         "--snapshot-every %lld: nothing starts the ranks again, and their snapshots go with them\n"
         "  nearest: --ranks %lld --max-restarts 10, or dev/run/supervise.sh -- mpirun -n %lld ./train_llama ...; "
-        "on several hosts dev/run/keep.sh -- torchrun ... on each",
+        "on several hosts dev/run/supervise.sh --hosts FILE, or dev/run/keep.sh -- torchrun ... on each",
         (long long)o.snapshot_every, (long long)std::max<int64_t>(2, o.ranks),
         (long long)std::max<int64_t>(2, o.ranks));
 }

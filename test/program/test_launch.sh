@@ -48,6 +48,8 @@ printf '# two machines\nnode1\nnode2:4   # half a machine\n\n' > "$work/hosts"
 check "hosts: the command" run_says 0 "ssh node2 sha256sum" \
   "mpirun -hosts node1:8\\,node2:4 -n 12 ./train_llama --config $config --out runs/124m" -- \
   dev/launch/hosts.sh "$work/hosts" --dry-run -- --config $config
+check "hosts: snapshots" run_says 0 "supervise.sh --hosts $work/hosts -- mpirun" -- \
+  dev/launch/hosts.sh "$work/hosts" --dry-run -- --config $config --snapshot-every 50
 printf 'node1\nnode1:4\n' > "$work/twice"
 check "hosts: twice" run_says 2 "node1 stands there twice" -- dev/launch/hosts.sh "$work/twice" --dry-run -- --out x
 printf 'node1 slots=8\n' > "$work/slots"

@@ -1,0 +1,210 @@
+#!/usr/bin/env python3
+"""--snapshot-every under mpirun on several hosts, kept by supervise.sh --hosts: a host that is lost, ranks that change places, what is
+said where nothing is kept, and that nothing is left in any host's memory. Needs root.
+
+    test/program/test_hosts.py ./train_llama [--full]
+
+A host is a process namespace of this machine with a /dev/shm, a name and a boot of its own; mpirun takes what enters one for ssh.
+Whoever kills its first process has killed all, and its memory is gone."""
+
+import os
+import re
+import signal
+import subprocess
+import uuid
+
+import checks
+from checks import Run, check, end, equal, expect, has_mpi, run, run_case, same_weights, skip, until, work
+
+program = checks.arguments[0]
+full = "--full" in checks.arguments
+LIFE = """mount -t tmpfs -o size=64m none /dev/shm && mount --bind {boot} /proc/sys/kernel/random/boot_id && hostname {name} &&
+echo up && exec sleep 100000"""
+SSH = """#!/usr/bin/env bash
+while [[ $1 == -* ]]; do shift; done
+[ -e "{work}/$1.pid" ] || {{ echo "$1: no route to host" >&2; exit 255; }}
+exec nsenter -t "$(cat "{work}/$1.pid")" -m -u -p -- bash -c "${{*:2}}"
+"""
+
+
+class Host:
+    def __init__(self, number):
+        self.address, name = f"127.0.0.{number}", f"host{number}"
+        (work / name).write_text(f"{uuid.uuid4()}\n")
+        life = LIFE.format(boot=work / name, name=name)
+        command = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", life]
+        self.first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        self.there = self.first.stdout.readline() == "up\n"
+        self.pid = open(f"/proc/{self.first.pid}/task/{self.first.pid}/children").read().strip() if self.there else ""
+        self.route = work / f"{self.address}.pid"
+        self.route.write_text(f"{self.pid}\n")
+
+    def memory(self):
+        return os.listdir(f"/proc/{self.pid}/root/dev/shm")
+
+    def lose(self):
+        self.route.unlink(missing_ok=True)
+        self.first.kill()
+        self.first.wait()
+
+
+model = """--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1
+    --seq-len 32 --val-every 8 --val-tokens 64 --steps 24 --save-every 10 --timeout 30 --zero 3 --no-background-save"""
+hosts = {}
+
+
+def on(*numbers):
+    """The host file; two ranks on the first."""
+    (work / "hosts").write_text("".join(f"127.0.0.{n}{':2' * (n == numbers[0])}\n" for n in numbers))
+
+
+def live(*numbers):
+    for n in numbers:
+        if n not in hosts:
+            hosts[n] = Host(n)
+    return all(hosts[n].there for n in numbers)
+
+
+def lose(*numbers):
+    for n in numbers:
+        hosts.pop(n).lose()
+
+
+def mpirun(out, *flags):
+    return ["mpirun", "-n", "4", "-f", work / "hosts", program, *checks.split([model, *flags]), "--out", work / out]
+
+
+def supervise(out, *flags, keeps=("--hosts", work / "hosts"), fault=""):
+    supervisor = ["dev/run/supervise.sh", "--backoff", "0", *keeps, "--"]
+    return Run([*supervisor, *mpirun(out, "--snapshot-every 3", *flags)], fault=fault, limit=240)
+
+
+def lost_steps(text):
+    """Steps between the last one printed and the one that a start resumed from."""
+    last, lost = 0, []
+    for step, resumed in re.findall(r"^step +(\d+)/|^resumed  .*step_(\d+)", text, re.M):
+        if resumed:
+            lost.append(last - int(resumed))
+        last = int(step or resumed)
+    return lost
+
+
+def as_undisturbed(out, job, most=3):
+    lost = lost_steps(job.text)
+    check(f"at most {most} steps are lost", lost and max(lost) <= most, lost)
+    same_weights("weights", out, "undisturbed")
+    mine, others = (checks.logged(name) for name in (out, "undisturbed"))
+    check("rows", mine and mine == others, f"{mine}\n{others}")
+    nothing_left()
+
+
+def nothing_left():
+    for host in hosts.values():
+        check(f"{host.address}: nothing is left", until(lambda host=host: not host.memory(), 15), host.memory())
+    named = set(re.findall(r"/dev/shm/ringzero-restart-\w+", checks.last))
+    check("nor here", not any(map(os.path.exists, named)), named)
+
+
+def undisturbed():
+    live(2, 3, 4)
+    on(2, 3, 4)
+    expect("three hosts", run(mpirun("undisturbed"), limit=120))
+
+
+def a_rank():
+    job = supervise("rank", fault="step:2:15:kill").wait()
+    expect("a rank dies", job, says="^resumed  the snapshot ", silent="slices of")
+    as_undisturbed("rank", job)
+
+
+def a_host():
+    """The host of rank 2 is lost in the middle, and a spare one stands in the file."""
+    job = supervise("host", fault="step:*:*:sleep=0.3")
+    check("comes to step 14", job.until(r"^step +14/"))
+    live(5)
+    on(2, 5, 4)
+    lose(3)
+    came = "the slices of 1 of 4 ranks came from the host that had a copy"
+    expect("a host is lost", job.wait(), says=[came, r"^resumed  the snapshot .*step_00000001[258]"])
+    as_undisturbed("host", job)
+
+
+def first_host():
+    """That of rank 0, and the ranks change places: two are on what was the second host."""
+    live(2, 3, 4)
+    on(2, 3, 4)
+    job = supervise("first", fault="step:*:*:sleep=0.3")
+    check("comes to step 14", job.until(r"^step +14/"))
+    live(6)
+    on(3, 4, 6)
+    lose(2)
+    came = "the slices of [1-4] of 4 ranks came from the host that had a copy"
+    expect("rank 0's host is lost", job.wait(), says=[came, r"^resumed  the snapshot .*step_00000001[258]"])
+    as_undisturbed("first", job)
+
+
+def neighbours():
+    live(2, 3, 4)
+    on(2, 3, 4)
+    job = supervise("two", fault="step:*:*:sleep=0.3")
+    check("comes to step 14", job.until(r"^step +14/"))
+    live(7, 8)
+    on(2, 7, 8)
+    lose(3, 4)
+    none = "of the snapshot of step 1[25] no host that is left has the slices of rank 2"
+    said = [none, "going back to the checkpoint of step 10", "^resumed  .*/two/checkpoints/step_000000010"]
+    expect("two neighbours are lost", job.wait(), says=said)
+    as_undisturbed("two", job, most=7)
+
+
+def not_kept():
+    live(2, 3, 4)
+    on(2, 3, 4)
+    said = "--snapshot-every: the host of rank 0 has no folder in memory that outlives its ranks"
+    expect("without --hosts", supervise("no", keeps=()).wait(), code=2, says=said)
+    check("nothing is made", not (work / "no/checkpoints").exists())
+    expect("no such file", supervise("no", keeps=("--hosts", work / "no file")).wait(), code=2, says="it can't be read")
+
+
+def unreachable():
+    live(2, 3, 4)
+    on(2, 3, 9)
+    keeps = ("--max-restarts", "0", "--start-timeout", "5", "--hosts", work / "hosts")
+    said = ["no snapshots can be kept on 127.0.0.9: 127.0.0.9: no route to host", "gives up after 0 restarts"]
+    expect("a host that can't be reached", supervise("none", keeps=keeps).wait(), code=3, says=said)
+    nothing_left()
+
+
+def killed():
+    """kill -9 of the supervisor and of its run: the keepers see it."""
+    live(2, 3, 4)
+    on(2, 3, 4)
+    keeps = ("--start-timeout", "0", "--hosts", work / "hosts")
+    job = supervise("killed", "--steps 100000", keeps=keeps, fault="step:*:*:sleep=0.3")
+    check("comes to step 4", job.until(r"^step +4/"))
+    equal("a folder on each host", [len(hosts[n].memory()) for n in (2, 3, 4)], [1, 1, 1])
+    started = map(int, open(f"/proc/{job.pid}/task/{job.pid}/children").read().split())
+    runs = [pid for pid in started if b"--hold" not in open(f"/proc/{pid}/cmdline", "rb").read()]
+    equal("the run", len(runs), 1)
+    for pid, number in ((job.pid, signal.SIGKILL), (runs[0], signal.SIGTERM)):
+        os.kill(pid, number)
+    job.wait()
+    nothing_left()
+
+
+if not has_mpi(program):
+    skip("hosts of mpirun: no MPI here")
+    end()
+(work / "ssh").write_text(SSH.format(work=work))
+(work / "ssh").chmod(0o755)
+os.environ.update(HYDRA_LAUNCHER="ssh", HYDRA_LAUNCHER_EXEC=str(work / "ssh"), UCX_TLS="tcp,self")
+if not live(2):
+    skip("hosts of mpirun: no namespaces can be made here")
+    end()
+try:
+    model += f" --data {checks.text_data('200K')}"
+    for case in [undisturbed, a_rank, a_host, *([first_host, neighbours, unreachable, killed, not_kept] if full else [not_kept])]:
+        run_case(case.__name__, [case])
+finally:
+    lose(*list(hosts))
+end()
