@@ -108,7 +108,7 @@ for section in $sections; do
       run untouched test/program/test_untouched.py ./train_llama
       run first-hour test/program/test_first_hour.sh ./train_llama
       run hostile test/faults/hostile.py ./train_llama --quick
-      run launch test/program/test_launch.sh ./train_llama
+      run launch test/program/test_launch.py ./train_llama
       run ranks test/program/test_ranks.sh ./train_llama
       run snapshots test/program/test_snapshots.sh ./train_llama
       run recorder test/program/test_recorder.sh ./train_llama
