@@ -113,7 +113,7 @@ for section in $sections; do
       run snapshots test/program/test_snapshots.sh ./train_llama
       run recorder test/program/test_recorder.sh ./train_llama
       run order test/program/test_order.py ./train_llama
-      run eval test/program/test_eval.sh ./train_llama
+      run eval test/program/test_eval.py ./train_llama
       run plan test/program/test_plan.sh ./train_llama
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
