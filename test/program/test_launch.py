@@ -136,13 +136,14 @@ run_words = [word for what, rest in lines if what == "RUN" for word in shlex.spl
 check("  what it copies is there", copied and all(map(os.path.exists, copied)), copied)
 check("  and what it runs", run_words and all(os.access(word, os.X_OK) for word in run_words), run_words)
 LIMITS = f"dev/launch/check_recipes.py --program {program}"
-commands(f"""
+ROWS = f"""
     container: the packages that it installs are known here | 0 | dev/build/install_deps.sh --program --check
     dist: the machines are among what it packs | 0 | dev/build/dist.sh --list | machines/gb10
     recipes: the program takes every command, and each fits | 0 | {LIMITS}
     recipes: what does not fit is found | 1 | {LIMITS} --machine rtx4090-24g llama/configs/8b.toml | does not fit rtx4090-24g
     beside others: each yes of ours has its flag, each cell of another its source | 0 | test/program/check_beside.py {program}
-""")
+"""
+commands(ROWS, limit=600)
 packed = run("dev/build/dist.sh --list").text.split()
 check("dist: what it packs is there", packed and all(os.access(file, os.R_OK) for file in packed))
 
