@@ -114,7 +114,7 @@ for section in $sections; do
       run recorder test/program/test_recorder.sh ./train_llama
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.py ./train_llama
-      run plan test/program/test_plan.sh ./train_llama
+      run plan test/program/test_plan.py ./train_llama
       run data test/program/test_data.sh ./train_llama
       run report test/program/test_report.sh ./train_llama "$obj/dev/report"
       run stability test/program/test_stability.py ./train_llama
@@ -163,7 +163,7 @@ for section in $sections; do
       if [ -x ./train_llama_simt ]; then
         run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
-        run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
+        run plan-whole test/program/test_plan.py ./train_llama ./train_llama_simt
         run sm75 test/ptx/run.sh "$build/ptx" sm75
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
