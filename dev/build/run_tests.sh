@@ -111,7 +111,7 @@ for section in $sections; do
       run launch test/program/test_launch.py ./train_llama
       run ranks test/program/test_ranks.py ./train_llama
       run snapshots test/program/test_snapshots.sh ./train_llama
-      run recorder test/program/test_recorder.sh ./train_llama
+      run recorder test/program/test_recorder.py ./train_llama
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.py ./train_llama
       run plan test/program/test_plan.py ./train_llama
@@ -169,7 +169,7 @@ for section in $sections; do
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
       run wandb test/program/test_wandb.sh ./train_llama
-      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
+      run recorder-full test/program/test_recorder.py --full "$obj/unit_tests"
       run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
