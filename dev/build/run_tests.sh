@@ -142,7 +142,7 @@ for section in $sections; do
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
       run gpu-check test/program/test_gpu_check.sh "$build"
-      run harness test/program/test_harness.sh "$obj/dev/harness"
+      run harness test/program/test_harness.py "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.py ./train_llama --full
