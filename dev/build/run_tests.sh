@@ -110,7 +110,7 @@ for section in $sections; do
       run hostile test/faults/hostile.py ./train_llama --quick
       run launch test/program/test_launch.py ./train_llama
       run ranks test/program/test_ranks.py ./train_llama
-      run snapshots test/program/test_snapshots.sh ./train_llama
+      run snapshots test/program/test_snapshots.py ./train_llama
       run recorder test/program/test_recorder.py ./train_llama
       run order test/program/test_order.py ./train_llama
       run eval test/program/test_eval.py ./train_llama
@@ -146,7 +146,7 @@ for section in $sections; do
       run mutations test/faults/mutations.py ./train_llama --cases 48
       run reproduce test/program/test_reproduce.sh ./train_llama
       run ranks-full test/program/test_ranks.py ./train_llama --full
-      run snapshots-full test/program/test_snapshots.sh ./train_llama --full
+      run snapshots-full test/program/test_snapshots.py ./train_llama --full
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --wide --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
       run layouts test/program/test_layouts.py ./train_llama
