@@ -262,7 +262,7 @@ full-build:
 # Parts of test-full, one at a time.
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt
-	test/program/test_plan.sh ./train_llama ./train_llama_simt
+	test/program/test_plan.py ./train_llama ./train_llama_simt
 test-faults: train_llama $(FAULT_SHIM)
 	test/program/test_faults.py ./train_llama
 # One run at thirteen layouts, and eight layouts' checkpoints resumed by each other.

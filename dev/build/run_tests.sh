@@ -108,14 +108,14 @@ for section in $sections; do
       run untouched test/program/test_untouched.py ./train_llama
       run first-hour test/program/test_first_hour.py ./train_llama
       run hostile test/faults/hostile.py ./train_llama --quick
-      run launch test/program/test_launch.sh ./train_llama
-      run ranks test/program/test_ranks.sh ./train_llama
-      run snapshots test/program/test_snapshots.sh ./train_llama
+      run launch test/program/test_launch.py ./train_llama
+      run ranks test/program/test_ranks.py ./train_llama
+      run snapshots test/program/test_snapshots.py ./train_llama
       run hosts test/program/test_hosts.py ./train_llama
-      run recorder test/program/test_recorder.sh ./train_llama
+      run recorder test/program/test_recorder.py ./train_llama
       run order test/program/test_order.py ./train_llama
-      run eval test/program/test_eval.sh ./train_llama
-      run plan test/program/test_plan.sh ./train_llama
+      run eval test/program/test_eval.py ./train_llama
+      run plan test/program/test_plan.py ./train_llama
       run data test/program/test_data.py ./train_llama
       run report test/program/test_report.py ./train_llama "$obj/dev/report"
       run stability test/program/test_stability.py ./train_llama
@@ -143,11 +143,11 @@ for section in $sections; do
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
       run gpu-check test/program/test_gpu_check.sh "$build"
-      run harness test/program/test_harness.sh "$obj/dev/harness"
+      run harness test/program/test_harness.py "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
       run reproduce test/program/test_reproduce.sh ./train_llama
-      run ranks-full test/program/test_ranks.sh ./train_llama --full
-      run snapshots-full test/program/test_snapshots.sh ./train_llama --full
+      run ranks-full test/program/test_ranks.py ./train_llama --full
+      run snapshots-full test/program/test_snapshots.py ./train_llama --full
       run hosts-full test/program/test_hosts.py ./train_llama --full
       run snapshots-soak dev/run/soak.py ./train_llama "$build/libfile_faults.so" --snapshots --wide --minutes 3 --steps 30
       run order-whole test/program/test_order.py ./train_llama --all
@@ -165,13 +165,13 @@ for section in $sections; do
       if [ -x ./train_llama_simt ]; then
         run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
-        run plan-whole test/program/test_plan.sh ./train_llama ./train_llama_simt
+        run plan-whole test/program/test_plan.py ./train_llama ./train_llama_simt
         run sm75 test/ptx/run.sh "$build/ptx" sm75
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
       run wandb test/program/test_wandb.py ./train_llama
-      run recorder-full test/program/test_recorder.sh --full "$obj/unit_tests"
+      run recorder-full test/program/test_recorder.py --full "$obj/unit_tests"
       run faults-whole test/program/test_faults.py ./train_llama ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;

@@ -2,7 +2,7 @@
 // operation and the unit. This binary starts itself: the ranks run the disabled test PlantedHangRank.Body.
 //
 //   RZ_HANGS=all           twenty: five faults on each of four axes; without it, each fault once
-//   RZ_HANG_DUMPS=FOLDER   keeps each job's records there, for test/program/test_recorder.sh
+//   RZ_HANG_DUMPS=FOLDER   keeps each job's records there, for test/program/test_recorder.py
 
 #include <gtest/gtest.h>
 #include <netinet/in.h>

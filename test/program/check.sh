@@ -48,7 +48,7 @@ ranks_of() {
 }
 
 # No segment stays in /dev/shm. Suites run beside one another: what another has just named gets three seconds, and folders of snapshots are
-# test_snapshots.sh's.
+# test_snapshots.py's.
 no_memory_left() {
   for _ in $(seq 30); do
     [ -n "$(find /dev/shm -maxdepth 1 -name 'ringzero*' ! -name 'ringzero-restart-*' 2> /dev/null)" ] || return 0

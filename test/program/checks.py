@@ -15,6 +15,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -111,7 +112,7 @@ class Run:
         self.log = pathlib.Path(log or tempfile.mkstemp(dir=work, suffix=".log")[1])
         self.limit, self.code = limit, None
         variables = {**os.environ, **({"FAULT": fault} if fault else {}), **{k: str(v) for k, v in (env or {}).items()}}
-        with open(self.log, "wb") as out, contextlib.ExitStack() as files:
+        with open(self.log, "ab") as out, contextlib.ExitStack() as files:
             input_of = subprocess.DEVNULL
             if stdin is not None:
                 input_of = files.enter_context(tempfile.TemporaryFile())
@@ -190,6 +191,65 @@ def expect(what, run, code=0, says=(), silent=()):
     for pattern in listed(silent):
         check(f"{what}: does not say {pattern}", not run.says(pattern), about)
     return run
+
+
+def said(pattern):
+    """What the last run has said: the pattern's last group, or all of it; nothing: an empty text."""
+    found = re.search(pattern, last, re.M)
+    return found[found.lastindex or 0] if found else ""
+
+
+def commands(text, *before, **more):
+    """A command a line: `name | exit code | command | pattern | pattern`, as expect() has them; the command goes after `before`.
+    $1 in a line is what the first pattern of the line before has found, its (...)."""
+    says = []
+    for line in text.strip().splitlines():
+        line = line.strip().replace("$1", said(says[0]) if says else "")
+        what, code, command, *says = line.split(" | ")
+        expect(what, run(*before, command, **more), int(code), says)
+
+
+def together(*runs):
+    """Processes with one log as one: it ends with the code of one that failed."""
+    codes = [run.wait().code for run in runs]
+    runs[0].code = next(filter(None, codes), 0)
+    return runs[0]
+
+
+def by_launcher(ranks, *command, **env):
+    """Ranks that are started by hand, with the variables of torchrun's agent."""
+    log = tempfile.mkstemp(dir=work, suffix=".log")[1]
+    env |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port() - 1}
+    env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+    return together(*(Run(*command, env={**env, "RANK": r, "LOCAL_RANK": r}, log=log) for r in range(ranks)))
+
+
+def variables(pid):
+    """A process's environment; one that is gone has none."""
+    try:
+        text = pathlib.Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return {}
+    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+
+
+def ranks_of(job):
+    """The processes that --ranks has started, by rank."""
+    found = pathlib.Path(f"/proc/{job.pid}/task").glob("*/children")
+    pids = [int(pid) for file in found for pid in file.read_text().split()]
+    return {int(rank): pid for pid in pids if (rank := variables(pid).get("RINGZERO_RANK"))}
+
+
+def gone(out):
+    """No process of that run is left."""
+    found = ["pgrep", "-f", "--", f"--out {work / out}( |$)"]
+    return until(lambda: subprocess.run(found, capture_output=True).returncode, 10)
+
+
+def free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
 
 
 def listed(one_or_more):

@@ -28,6 +28,7 @@ STEP_6 = "checkpoints/step_000000006"
 SHIM = ROOT / "build/libfile_faults.so"
 launcher = "--ranks" if options.launcher == "ranks" else "mpirun -n"
 rows = Table(PROGRAM, TRAIN, launcher=launcher, resumed=DATA)
+gone = checks.gone
 RESUMED = "3 --resume auto | there | weights of whole"
 
 
@@ -53,12 +54,6 @@ def damaged(out):
 
 def status(out, key):
     return checks.status(out).get(key)
-
-
-def gone(out):
-    """No process of that run is left."""
-    found = ["pgrep", "-f", "--", f"--out {work / out} "]
-    return checks.until(lambda: subprocess.run(found, capture_output=True).returncode, 10)
 
 
 def can_mount(what):
