@@ -203,7 +203,8 @@ if not live(2):
     end()
 try:
     model += f" --data {checks.text_data('200K')}"
-    for case in [undisturbed, a_rank, a_host, *([first_host, neighbours, unreachable, killed, not_kept] if full else [not_kept])]:
+    more = [first_host, neighbours, unreachable, killed] if full else []
+    for case in [undisturbed, a_rank, a_host, *more, not_kept]:
         run_case(case.__name__, [case])
 finally:
     lose(*list(hosts))
