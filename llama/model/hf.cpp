@@ -502,6 +502,14 @@ TokenizerFiles::TokenizerFiles(const std::string& from) {
     if (from.empty()) return;
     const std::string folder = is_folder(from) ? from : parent_folder(from);
     require(is_folder(folder), "%s: no such folder to take the tokenizer from", folder.c_str());
+    // Its name is its own: what else lies there may be another tokenizer's, but for what Tokenizer::load() reads, too.
+    if (is_file(from) && !is_tokenizer_file(fs::path(from).filename())) {
+        std::string content = read_file(from, kSideFile);
+        const bool json = content.find('{') == content.find_first_not_of(" \t\r\n");
+        files_.emplace(json ? "tokenizer.json" : "tokenizer.model", std::move(content));
+        if (has_file(folder, "tokenizer_config.json")) take(folder, "tokenizer_config.json");
+        return;
+    }
     for (const char* file : kTokenizerFiles)
         if (has_file(folder, file)) take(folder, file);
     if (has_file(folder, kGeneration)) take(folder, kGeneration);
