@@ -2,7 +2,7 @@
 # Runs everything that `make test` built, section by section, and ends with a table of times and one line of counts.
 #
 #   dev/build/run_tests.sh BUILD OBJ [SECTION...]      sections: lint unit learn python mpi tsan program simt ptx (default: these), and long
-#   SUITE_LIMIT=SECONDS  a suite that takes longer has failed, and what it started is killed (default: 1200)
+#   SUITE_LIMIT=SECONDS  a suite that takes longer has failed, and what it started is killed (default: 1400)
 #   TEST_UNTIL=SECONDS   the Unix time from which on no suite of the section long begins; the last line names what was left out
 #
 # Most suites keep one core busy, so as many run at once as there are cores, two at most; TEST_JOBS=1: one after the other.
@@ -15,7 +15,7 @@ mkdir -p "$logs"
 cores=$(nproc)
 slots=${TEST_JOBS:-$((cores < 2 ? 1 : 2))}
 names=() late=() jobs=0
-limit=${SUITE_LIMIT:-1200}
+limit=${SUITE_LIMIT:-1400}
 set -m  # each suite is a process group, which Ctrl-C ends whole, and SIGINT is not ignored in it
 stop() {
   local group
