@@ -8,7 +8,7 @@ namespace rz {
 
 namespace {
 
-struct Alloc {
+struct PoolSlots {
     std::vector<int64_t> slot_bytes;  // by unit
     std::map<int64_t, int> slots;     // by their size
     int64_t bytes() const {
@@ -18,8 +18,8 @@ struct Alloc {
     }
 };
 
-Alloc shares_of(std::vector<int64_t> slot_bytes, int slots, int units_in_one) {
-    Alloc s{.slot_bytes = std::move(slot_bytes), .slots = {}};
+PoolSlots shares_of(std::vector<int64_t> slot_bytes, int slots, int units_in_one) {
+    PoolSlots s{.slot_bytes = std::move(slot_bytes), .slots = {}};
     for (const int64_t bytes : s.slot_bytes) ++s.slots[bytes];
     s.slots.erase(0);
     if (units_in_one > 1) s.slots[s.slot_bytes.front()] -= units_in_one - 1;
@@ -32,14 +32,14 @@ Alloc shares_of(std::vector<int64_t> slot_bytes, int slots, int units_in_one) {
 UnitPool::UnitPool(Device device, const std::vector<int64_t>& bytes, int slots, bool in_turn, MemKind kind,
                    const char* name)
     : slot_of_(bytes.size(), -1) {
-    Alloc shares = shares_of(bytes, slots, 1);
+    PoolSlots shares = shares_of(bytes, slots, 1);
     if (in_turn && bytes.size() > 1 && bytes.front() > 0 && bytes.back() > 0) {
         std::vector<int64_t> ends = bytes, largest = bytes;
         ends.front() = ends.back() = std::max(bytes.front(), bytes.back());
         for (int64_t& b : largest)
             if (b > 0) b = *std::max_element(bytes.begin(), bytes.end());
         shares = shares_of(ends, slots, 2);
-        if (Alloc all = shares_of(largest, slots, 1); all.bytes() <= shares.bytes()) shares = all;
+        if (PoolSlots all = shares_of(largest, slots, 1); all.bytes() <= shares.bytes()) shares = all;
     }
     slot_bytes_ = shares.slot_bytes;
     for (const auto& [size, count] : shares.slots)

@@ -31,7 +31,7 @@ bool DataMix::has_targets() const {
 void DataMix::batch(int64_t position, int64_t count, int32_t* inputs, int32_t* targets) const {
     if (sets_.size() == 1) return sets_[0].data.batch(position, count, inputs, targets);
     for (int64_t i = 0; i < count; ++i) {
-        const MixPlan::AxisRank p = plan_.at(position + i);
+        const MixPlan::SetSample p = plan_.at(position + i);
         sets_[size_t(p.set)].data.batch(p.index, 1, inputs + i * seq_len(), targets + i * seq_len());
     }
 }
@@ -41,7 +41,7 @@ int64_t DataMix::targets(int64_t position, int64_t count) const {
     if (!has_targets()) return count * seq_len();
     int64_t n = 0;
     for (int64_t i = 0; i < count; ++i) {
-        const MixPlan::AxisRank p = plan_.at(position + i);
+        const MixPlan::SetSample p = plan_.at(position + i);
         n += sets_[size_t(p.set)].data.targets(p.index, 1);
     }
     return n;
@@ -49,7 +49,7 @@ int64_t DataMix::targets(int64_t position, int64_t count) const {
 
 std::pair<int, int64_t> DataMix::sample_at(int64_t position) const {
     if (sets_.size() == 1) return {0, sets_[0].data.sample_at(position)};
-    const MixPlan::AxisRank p = plan_.at(position);
+    const MixPlan::SetSample p = plan_.at(position);
     return {int(p.set), sets_[size_t(p.set)].data.sample_at(p.index)};
 }
 

@@ -135,7 +135,7 @@ const MixPlan::Table& MixPlan::table(int64_t sample, int64_t& within) const {
     return tables_[i];
 }
 
-MixPlan::AxisRank MixPlan::at(int64_t sample) const {
+MixPlan::SetSample MixPlan::at(int64_t sample) const {
     int64_t within = 0;
     const Table& t = table(sample, within);
     const MixShares& shares = stages_[size_t(&t - tables_.data())].shares;

@@ -36,11 +36,11 @@ class MixPlan {
     // Stages ascending, the first one from sample 0; all of as many sets.
     explicit MixPlan(std::vector<MixStage> stages);
 
-    struct AxisRank {
+    struct SetSample {
         int set;
         int64_t index;  // which sample of the set, from 0, without end
     };
-    AxisRank at(int64_t sample) const;                 // O(log stages)
+    SetSample at(int64_t sample) const;                // O(log stages)
     std::vector<int64_t> taken(int64_t sample) const;  // from each set, by the samples before this one
     const std::vector<MixStage>& stages() const { return stages_; }
     int sets() const { return int(stages_[0].shares.parts.size()); }

@@ -161,7 +161,7 @@ void HfWeights::open_shards(const std::string& folder) {
 void HfWeights::index_tensors() {
     for (const Safetensors& file : files_)
         for (const StoredTensor& t : file.tensors()) {
-            const auto [it, is_new] = places_.emplace(t.name, AxisRank{&file, &t});
+            const auto [it, is_new] = places_.emplace(t.name, TensorInFile{&file, &t});
             if (!is_new)
                 problems_.push_back("stored twice: " + printable_line(t.name) + ", in " + it->second.file->path() +
                                     " and " + file.path());
@@ -205,8 +205,8 @@ void HfWeights::compare_with(const ParamTable& table) {
 void HfWeights::check_stored_head(const ParamTable& table) {
     const auto it = places_.find(kHead);
     if (!table.tied() || it == places_.end()) return;
-    const AxisRank& head = it->second;
-    const AxisRank& embedding = place(table.embedding());
+    const TensorInFile& head = it->second;
+    const TensorInFile& embedding = place(table.embedding());
     const bool same = head.tensor->type == embedding.tensor->type && head.tensor->shape == embedding.tensor->shape &&
                       !std::memcmp(head.file->data(*head.tensor), embedding.file->data(*embedding.tensor),
                                    size_t(head.tensor->bytes()));
@@ -262,7 +262,7 @@ HfWeights::HfWeights(const std::string& folder, const ParamTable& table, const u
 
 // Mean and spread of the rows that are there, row by row in double.
 void HfWeights::make_rows(const Tensor& t) {
-    const AxisRank& p = place(t);
+    const TensorInFile& p = place(t);
     NewRows& rows = new_rows_.at(t.name);
     const int64_t columns = t.shape[1], count = rows.stored / columns;
     std::vector<double> sum(static_cast<size_t>(columns), 0), squares = sum;
@@ -283,7 +283,7 @@ void HfWeights::make_rows(const Tensor& t) {
                                t.name.c_str(), (long long)(t.shape[0] - count), (long long)count, rows.noise));
 }
 
-const HfWeights::AxisRank& HfWeights::place(const Tensor& t) const {
+const HfWeights::TensorInFile& HfWeights::place(const Tensor& t) const {
     const auto it = places_.find(t.name);
     require(it != places_.end(), "%s: not a tensor of this model", t.name.c_str());
     return it->second;
@@ -292,7 +292,7 @@ const HfWeights::AxisRank& HfWeights::place(const Tensor& t) const {
 DType HfWeights::stored_dtype(const Tensor& t) const { return *place(t).tensor->dtype(); }
 
 void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype, void* out) const {
-    const AxisRank& p = place(t);
+    const TensorInFile& p = place(t);
     const auto grown = new_rows_.find(t.name);
     int64_t old = count;
     if (grown != new_rows_.end()) {

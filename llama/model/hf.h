@@ -51,7 +51,7 @@ class HfWeights {
     void read(const Tensor&, int64_t first, int64_t count, DType, void* out) const;
 
    private:
-    struct AxisRank {
+    struct TensorInFile {
         const Safetensors* file;
         const StoredTensor* tensor;
     };
@@ -61,10 +61,10 @@ class HfWeights {
     void compare_with(const ParamTable&);
     void check_stored_head(const ParamTable&);
     void make_rows(const Tensor&);
-    const AxisRank& place(const Tensor&) const;
+    const TensorInFile& place(const Tensor&) const;
 
     std::vector<Safetensors> files_;
-    std::unordered_map<std::string, AxisRank> places_;
+    std::unordered_map<std::string, TensorInFile> places_;
     struct NewRows {
         int64_t stored;  // elements that the files have
         uint64_t stream;
@@ -86,7 +86,9 @@ using WeightSource = std::function<void(const Tensor&, int64_t first, int64_t co
 class TokenizerFiles {
    public:
     TokenizerFiles() = default;
-    TokenizerFiles(const std::string& from);  // a tokenizer's folder, or one of its files; empty: none
+    // A tokenizer's folder, or one of its files; empty: none. A file with a name of its own is the tokenizer, which it
+    // is called here; of its folder only tokenizer_config.json goes with it.
+    TokenizerFiles(const std::string& from);
     TokenizerFiles(const char* from) : TokenizerFiles(std::string(from)) {}
     // All that lies beside a model's weights and config.json, in folders too: tokenizer, generation_config.json, chat
     // template, license. Left out are weights, hidden files, and folders that hold a model or a run of their own.

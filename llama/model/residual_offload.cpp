@@ -11,7 +11,7 @@ ResidualOffload::ResidualOffload(Device device, Stream& compute, int64_t bytes, 
       from_host_(device, kFromHostStream),
       to_host_(device, kToHostStream) {
     if (blocks < 2) return;
-    for (AxisRank& p : places_) p.memory = Buffer(device, bytes, MemKind::activations, "residual of a block");
+    for (StagedBlock& p : places_) p.memory = Buffer(device, bytes, MemKind::activations, "residual of a block");
     const int64_t all = checked_mul(checked_mul(bytes, blocks - 1, "residuals"), slots, "residuals");
     host_ = Buffer::host_for(device, all, MemKind::activations, "residuals on the host");
 }
@@ -21,7 +21,7 @@ ResidualOffload::~ResidualOffload() {
 }
 
 void ResidualOffload::before_forward(int64_t slot, int64_t block) {
-    AxisRank& p = of(block);
+    StagedBlock& p = of(block);
     compute_.wait(p.gone);
     compute_.wait(p.here);
     p.slot = slot, p.block = block;
@@ -34,7 +34,7 @@ void ResidualOffload::after_forward(int64_t slot, int64_t block) {
 }
 
 void ResidualOffload::fetch(int64_t slot, int64_t block) {
-    AxisRank& p = of(block);
+    StagedBlock& p = of(block);
     if (p.slot == slot && p.block == block) return;
     from_host_.wait(compute_.record());  // who had the place
     from_host_.wait(to_host_.record());  // and that it is on the host at all

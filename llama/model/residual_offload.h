@@ -31,12 +31,12 @@ class ResidualOffload {
     void before_backward(int64_t slot, int64_t block);
 
    private:
-    struct AxisRank {
+    struct StagedBlock {
         Buffer memory;
         int64_t slot = -1, block = -1;  // whose it is
         Event gone = {}, here = {};     // copied to the host; from there
     };
-    AxisRank& of(int64_t block) { return places_[size_t(block % 2)]; }
+    StagedBlock& of(int64_t block) { return places_[size_t(block % 2)]; }
     char* at_home(int64_t slot, int64_t block) const {
         return host_.bytes_at((slot * (blocks_ - 1) + block - 1) * bytes_);
     }
@@ -44,7 +44,7 @@ class ResidualOffload {
 
     Stream& compute_;
     int64_t bytes_, blocks_;
-    std::array<AxisRank, 2> places_;
+    std::array<StagedBlock, 2> places_;
     Buffer host_;
     Stream from_host_, to_host_;
 };

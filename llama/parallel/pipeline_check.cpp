@@ -7,7 +7,7 @@
 namespace rz {
 namespace {
 
-struct AxisRank {
+struct CellIndex {
     int rank = -1;
     int position = -1;
 };
@@ -126,7 +126,7 @@ class ScheduleChecker {
     }
 
     const PipelineSchedule& s_;
-    std::map<Task, AxisRank> done_;  // F, I and W; B is I and W
+    std::map<Task, CellIndex> done_;  // F, I and W; B is I and W
     struct OpKey {
         Op op;
         int stage, rank;

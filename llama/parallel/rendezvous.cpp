@@ -29,12 +29,12 @@ class AllRanks {
     }
 
    private:
-    using AxisRank = std::pair<int, int>;  // stage and micro-batch
+    using StageMicroBatch = std::pair<int, int>;  // stage and micro-batch
     struct Rank {
         std::vector<size_t> compute;  // positions of compute instructions
         size_t next = 0;
-        std::vector<bool> done;              // by position
-        std::set<AxisRank> input, gradient;  // that are there
+        std::vector<bool> done;                     // by position
+        std::set<StageMicroBatch> input, gradient;  // that are there
     };
     struct Message {
         int rank;
@@ -73,7 +73,7 @@ class AllRanks {
     bool has_inputs(int rank, const Instr& i) const {
         const Rank& mine = state_[size_t(rank)];
         const StageUnits& stage = shape(rank).stage(i.stage);
-        const AxisRank place(i.stage, i.micro_batch);
+        const StageMicroBatch place(i.stage, i.micro_batch);
         if (i.what == Do::forward && i.first_unit == stage.first_unit && stage.first_unit > 0)
             return mine.input.count(place) > 0;
         const bool first_half = i.what == Do::backward || i.what == Do::input_grad;

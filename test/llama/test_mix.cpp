@@ -36,7 +36,7 @@ TEST(Mix, CountsAreWithinOneSampleOfTheShareAtEverySample) {
         std::vector<int64_t> count(text.size(), 0);
         const int64_t n = std::min<int64_t>(2 * s.period + 3, 1200000);
         for (int64_t i = 0; i < n; ++i) {
-            const MixPlan::AxisRank place = mix.at(i);
+            const MixPlan::SetSample place = mix.at(i);
             ASSERT_EQ(place.index, count[size_t(place.set)]) << "sample " << i;
             ++count[size_t(place.set)];
             for (size_t k = 0; k < count.size(); ++k)
@@ -55,7 +55,7 @@ TEST(Mix, AStartAnywhereSeesWhatARunFromTheBeginningSees) {
     std::vector<int64_t> count{0, 0};
     for (int64_t i = 0; i < 9000; ++i) {
         EXPECT_EQ(mix.taken(i), count) << i;
-        const MixPlan::AxisRank place = mix.at(i);
+        const MixPlan::SetSample place = mix.at(i);
         ASSERT_EQ(place.index, count[size_t(place.set)]) << i;
         ++count[size_t(place.set)];
     }
