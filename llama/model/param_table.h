@@ -9,7 +9,7 @@
 // There is no padding between the tensors of a unit; how it ends and is cut is zero/unit_layout.h's. Padding is
 // initialised to zero and stays zero.
 //
-// A rank may hold a part of it (LocalShard): some units, some rows or columns of a tensor. Tensors, shapes and offsets are
+// A rank may hold a part of it (LocalShard): some units, some rows or columns of a tensor. Tensors, shapes, offsets are
 // then still those of the whole model (logical); what is held lies, piece by piece in the same order, in a local flat
 // buffer (physical), whose units begin at 0. for_each_run() is the one way from the one to the other: initialisation,
 // files, hashes and checks walk parameters with it, so that files hold whole tensors whoever holds them.
