@@ -91,7 +91,7 @@ for section in $sections; do
       run unit "$obj/unit_tests" --gtest_brief=1 --gtest_filter="-$slow"
       run requests test/llama/requests.py "$obj/unit_tests" --cases 400
       run statics dev/build/statics.sh "$obj/libringzero.a" ;;
-    learn) run learn dev/learn/run.sh "$obj/learn" ;;
+    learn) run learn dev/learn/test_lessons.py "$obj/learn" ;;
     python)
       run python python3 test/data_prep/test_data_prep.py
       run python-text python3 test/data_prep/test_text_files.py
@@ -142,10 +142,10 @@ for section in $sections; do
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
-      run gpu-check test/program/test_gpu_check.sh "$build"
+      run gpu-check test/program/test_gpu_check.py "$build"
       run harness test/program/test_harness.py "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
-      run reproduce test/program/test_reproduce.sh ./train_llama
+      run reproduce test/program/test_reproduce.py ./train_llama
       run ranks-full test/program/test_ranks.py ./train_llama --full
       run snapshots-full test/program/test_snapshots.py ./train_llama --full
       run hosts-full test/program/test_hosts.py ./train_llama --full
@@ -161,7 +161,7 @@ for section in $sections; do
       run hostile-whole test/faults/hostile.py ./train_llama
       run in-the-way test/faults/in_the_way.py ./train_llama "$build/libfile_faults.so" --quick
       run cuda-headers dev/build/cuda_headers.sh
-      run exercise test/program/test_exercise.sh "$obj"
+      run exercise test/program/test_exercise.py "$obj"
       if [ -x ./train_llama_simt ]; then
         run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.py ./train_llama ./train_llama_simt

@@ -76,7 +76,7 @@ LEARN_BUILT := $(filter-out $(if $(wildcard $(LEARN_CUDA)cuda_fp8.h),,18_%),$(LE
 learn:
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) CUDA=0 learn-run
 learn-run: $(OBJ)/train_llama learn-build
-	@PROGRAM=$< dev/learn/run.sh $(LEARN)
+	@PROGRAM=$< dev/learn/test_lessons.py $(LEARN)
 learn-build: $(LEARN)/train_llama $(foreach l,$(LEARN_BUILT),$(LEARN)/$l/solution $(LEARN)/$l/exercise)
 lesson:
 	@$(if $(LESSON),$(MAKE) --no-print-directory CUDA=0 lesson-check,echo "make lesson N=1 to N=$(words $(LESSONS)): one of dev/learn/README.md" && exit 2)

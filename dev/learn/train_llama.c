@@ -1,6 +1,6 @@
 // LLaMA training in one file of plain C: the whole of what train_llama does on one CPU in fp32, with nothing left out but
 // speed, other devices and other ranks. It reads the program's token shards, starts from the same weights, reads the
-// same samples in the same order, and after ten steps has the program's loss and weights (dev/learn/test_train_llama.sh).
+// same samples in the same order, and after ten steps has the program's loss and weights (dev/learn/test_lessons.py).
 //
 //   cc -std=c11 -O3 -march=native -fopenmp -o train_llama dev/learn/train_llama.c -lm
 //   ./train_llama --train-data data/stdlib/stdlib_train_000000.bin --steps 50 --out model.safetensors
