@@ -7,8 +7,10 @@
 
 BASE and NEW are source trees with build/cpu/train_llama and build/cpu/libringzero.a.
 
-    bits      weights, optimizer files, loss, grad_norm, lr, data_hash of the layouts of test/bits.sh
+    bits      weights, optimizer files, loss, grad_norm, lr, data_hash of LAYOUTS, below; of CUDA's where both trees have a
+              train_llama_simt
     config    config.toml of those runs
+    resume    12 checkpoints that BASE has made, which NEW resumes to the end of BASE's undisturbed run
     ops       ordered ops of 300 rows of plan_grid.py on the planned device, of CPU and CUDA (test/op_trace.cpp)
     plan      `plan --json` of 150 rows
     refusals  the commands of test/program/refusals.txt: exit code and text
@@ -25,11 +27,13 @@ import difflib
 import fnmatch
 import glob
 import hashlib
+import itertools
 import json
 import os
 import random
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
@@ -246,38 +250,170 @@ def compare_ptx(trees, work):
     return compare(pairs)
 
 
-def compare_bits(trees, work):
-    """test/bits.sh; its runs leave their config.toml for the part `config`."""
-    configs = os.path.join(work, "configs")
-    base, new = (os.path.dirname(program_of(tree)) for tree in trees)
-    argv = [os.path.join(ROOT, "test", "bits.sh"), base, new, "--cut-since", base, "--configs", configs]
-    names = subprocess.run([*argv, "--list"], capture_output=True, text=True, check=True).stdout.splitlines()
-    names = [line.partition(":")[0] for line in names if ": cpu," in line]
-    # Halves side by side: runs of one thread, and of three ranks that wait most of the time.
-    halves = ["^(one|two)", "^(three|four)"]
+# A run's name, ranks, threads and flags; "cut N": resumed from its checkpoint of step N. An update of --batch-tokens 96 is two
+# micro-batches of 2 x 24 tokens on one rank. Vocabularies of 11,600 and more: an embedding and a head whose slices are equal
+# on the ranks, and end within a block of the norm.
+LAYOUTS = """
+    one-{dtype}                             1 1 --dtype {dtype}
+    one-threads-2-{dtype}                   1 2 --dtype {dtype}
+    one-accumulated-{dtype}                 1 1 --dtype {dtype} --batch-tokens 96
+    one-tied-{dtype}                        1 1 --dtype {dtype} --head tied
+    one-resumed-{dtype}                     1 1 --dtype {dtype} cut 3
+    one-recompute-mlp-{dtype}               1 1 --dtype {dtype} --recompute mlp
+    one-recompute-block-{dtype}             1 1 --dtype {dtype} --recompute block
+    three-zero-{zero}-{dtype}               3 1 --dtype {dtype} --zero {zero}
+    three-zero-{zero}-accumulated-{dtype}   3 1 --dtype {dtype} --zero {zero} --batch-tokens 288
+    three-zero-{zero}-tied-{dtype}          3 1 --dtype {dtype} --zero {zero} --head tied
+    one-zero-{sharded}                      1 1 --zero {sharded}
+    four-hybrid-zero-{sharded}              4 1 --zero {sharded} --shard-size 2
+    three-zero-{sharded}-no-overlap         3 1 --zero {sharded} --no-overlap
+    three-zero-{local}-accumulated-locally  3 1 --zero {local} --batch-tokens 288 --accumulate-locally
+    three-zero-{local}-resumed              3 1 --zero {local} cut 3
+    four-zero-3-direct                      4 1 --zero 3 --collectives direct
+    four-zero-3-prefetch-3                  4 1 --zero 3 --prefetch 3
+    four-zero-3-recompute-block             4 1 --zero 3 --recompute block --batch-tokens 384
+    three-narrow                            3 1 --zero 2 --dtype bf16 --adam-dtype bf16 --master-dtype bf16
+    one-fp32-gradients                      1 1 --dtype bf16 --grad-dtype fp32 --batch-tokens 96
+    one-many-chunks-of-logits               1 2 --vocab 40000
+    two-equal-zero-0                        2 1 --vocab 11600
+    two-equal-zero-2                        2 1 --vocab 11600 --zero 2 --dtype bf16
+    two-equal-zero-3                        2 1 --vocab 11600 --zero 3
+    three-equal-zero-3-direct               3 1 --vocab 13300 --zero 3 --collectives direct
+    three-equal-zero-{cut}                  3 1 --vocab 13300 --zero {cut}
+    four-equal-zero-3                       4 1 --vocab 11600 --zero 3
+    cuda-one-{dtype}                        1 1 --dtype {dtype}
+    cuda-one-accumulated-{dtype}            1 1 --dtype {dtype} --batch-tokens 96
+    cuda-one-tied                           1 1 --head tied
+    cuda-one-recompute-block                1 1 --recompute block
+    cuda-one-recompute-mlp                  1 1 --dtype bf16 --recompute mlp
+    cuda-one-graphs                         1 1 --cuda-graphs on --batch-tokens 96
+    cuda-one-resumed                        1 1 cut 3
+    cuda-three-zero-3                       3 1 --zero 3 --batch-tokens 288
+    cuda-three-zero-2-graphs                3 1 --zero 2 --cuda-graphs on
+"""
+# Checkpoints of BASE that NEW resumes.
+RESUMED = """
+    one                 1 1 --dtype fp32 cut 3
+    one-tied            1 1 --dtype bf16 --head tied cut 3
+    one-fp8             1 1 --dtype bf16 --fp8 tensor cut 3
+    two-zero-0          2 1 --zero 0 --batch-tokens 192 cut 3
+    two-zero-1          2 1 --zero 1 --dtype bf16 cut 3
+    three-zero-2        3 1 --zero 2 cut 3
+    four-zero-3         4 1 --zero 3 --dtype bf16 --head tied cut 3
+    four-hybrid         4 1 --zero 3 --shard-size 2 cut 3
+    two-tp              2 1 --tp 2 cut 3
+    two-cp              2 1 --cp 2 cut 3
+    two-pp              2 1 --pp 2 --batch-tokens 96 cut 3
+    four-tp-zero-2-fp8  4 1 --tp 2 --zero 2 --dtype bf16 --fp8 tensor cut 3
+"""
+SAVES = ["--save-every", "3", "--keep", "0"]
+VALUES = {"dtype": ["fp32", "bf16"], "zero": "0123", "sharded": "123", "local": "23", "cut": "023"}
+TOY = """--preset bytes --dim 48 --layers 3 --heads 6 --kv-heads 2 --ffn 80 --head-dim 8 --batch 2 --seq-len 24 --val-every 3
+    --val-tokens 480 --steps 6 --save-every 6 --lr 5e-3 --warmup 2 --logits-mib 1 --seed 11 --timeout 60 --dtype fp32"""
+
+
+def layouts(text):
+    """Name -> (ranks, threads, flags, the step to resume from or "")."""
+    out = {}
+    for line in text.strip().splitlines():
+        for values in itertools.product(
+            *([(name, v) for v in VALUES[name]] for name in VALUES if f"{{{name}}}" in line)
+        ):
+            words, _, cut = line.format(**dict(values)).partition(" cut ")
+            name, ranks, threads, *flags = words.split()
+            out[name] = (int(ranks), threads, flags, cut)
+    return out
+
+
+def write_text(folder):
+    """Shards of a text that repeats: 2,000 tokens, then 20,000, so that a shard and an epoch end within the runs."""
+    draw = random.Random(1)
+    for name, n in (("a", 2000), ("b", 20000), ("v", 3000)):
+        ids = [(i * i * 7 + draw.randrange(9)) % 251 for i in range(n)]
+        with open(f"{folder}/{name}.bin", "wb") as f:
+            f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253) + struct.pack(f"<{n}H", *ids))
+
+
+def run_layout(program, layout, out, resumed_by=None):
+    """What the run leaves: each tensor file, and the rows of its metrics; a text where it fails."""
+    ranks, threads, flags, cut = layout
+    text, device = os.path.dirname(out), "cuda" if program.endswith("_simt") else "cpu"
+    common = (
+        f"--train-data {text}/a.bin,{text}/b.bin --val-data {text}/v.bin {TOY} --device {device} --out {out}".split()
+    )
+    starts = [(program, flags)]
+    if cut:
+        starts = [(program, [*flags, *SAVES]), (resumed_by or program, ["--resume", cut, "--keep", "0"])]
+    for k, (binary, more) in enumerate(starts):
+        if k == 1:
+            shutil.rmtree(f"{out}/final", ignore_errors=True)
+            shutil.rmtree(f"{out}/checkpoints/step_000000006", ignore_errors=True)
+        command = ["mpirun", "-n", str(ranks)] * (ranks > 1) + [binary, *common, *more]
+        environment = {**os.environ, "OMP_NUM_THREADS": threads}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=300)
+        if done.returncode:
+            return f"ended with {done.returncode}: {(done.stdout + done.stderr)[-1000:]}"
+    left = {}
+    for path in sorted(glob.glob(out + "/**/*.safetensors", recursive=True)):
+        with open(path, "rb") as f:
+            left[os.path.relpath(path, out)] = hashlib.sha256(f.read()).hexdigest()
+    with open(out + "/metrics.jsonl") as f:
+        keys = ("step", "loss", "grad_norm", "lr", "data_hash", "val_loss")
+        left["rows"] = [{k: row[k] for k in keys if k in row} for row in map(json.loads, f)]
+    return left if len(left) >= 3 and len(left["rows"]) >= 6 else f"too little: {left}"
+
+
+def compare_runs(rows, run_pair):
+    """Two rows at a time: how both of run_pair(row)'s runs differ; None leaves a row out."""
     with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        said = "".join(
-            pool.map(
-                lambda only: subprocess.run([*argv, "--only", only], capture_output=True, text=True).stdout, halves
-            )
-        )
-    failed = {line[len("FAILED: ") :].split(":")[0] for line in said.splitlines() if line.startswith("FAILED: ")}
-    passed = sum(map(int, re.findall(r"^(\d+) passed", said, re.M)))
-    if passed + len(failed) != len(names):
-        raise SystemExit(f"bits.sh: {passed} passed and {len(failed)} failed of {len(names)}\n{said[-2000:]}")
-    return {name: "differs; see test/bits.sh" if name in failed else "" for name in names}
+        pairs = dict(zip(rows, pool.map(run_pair, rows)))
+    found = compare({name: pair for name, pair in pairs.items() if pair})
+    return {name: how or ("" if isinstance(pairs[name][0], dict) else pairs[name][0]) for name, how in found.items()}
+
+
+def compare_bits(trees, work):
+    """The runs leave their config.toml for the part `config`."""
+    write_text(work)
+    rows = layouts(LAYOUTS)
+
+    def run_pair(name):
+        programs = [f"{t}/train_llama_simt" if name.startswith("cuda-") else program_of(t) for t in trees]
+        if not all(map(os.path.exists, programs)):
+            return None
+        outs = [f"{work}/{name}.{side}" for side in "ab"]
+        pair = [run_layout(program, rows[name], out) for program, out in zip(programs, outs)]
+        for out in outs:
+            if os.path.exists(f"{out}/config.toml"):
+                shutil.copy(f"{out}/config.toml", f"{out}.toml")
+            shutil.rmtree(out, ignore_errors=True)
+        return pair
+
+    return compare_runs(rows, run_pair)
+
+
+def compare_resume(trees, work):
+    """BASE's undisturbed run, and NEW's from BASE's checkpoint."""
+    write_text(work)
+    rows = layouts(RESUMED)
+    base, new = map(program_of, trees)
+
+    def run_pair(name):
+        ranks, threads, flags, cut = rows[name]
+        whole = run_layout(base, (ranks, threads, flags + SAVES, ""), f"{work}/{name}.whole")
+        return whole, run_layout(base, rows[name], f"{work}/{name}.resumed", new)
+
+    return compare_runs(rows, run_pair)
 
 
 def compare_config(trees, work):
     out = {}
-    for old in sorted(glob.glob(os.path.join(work, "configs", "*.a.toml"))):
+    for old in sorted(glob.glob(os.path.join(work, "*.a.toml"))):
         new = old[: -len("a.toml")] + "b.toml"
         name = os.path.basename(old)[: -len(".a.toml")]
         texts = [open(path).read() if os.path.exists(path) else "absent" for path in (old, new)]
         # Folders of the two runs, and the commit that a heading names.
-        texts = [re.sub(r"/tmp/[^\"/]*/\d+/[ab]\b", "OUT", re.sub(r"(?m)^#.*\n", "", text)) for text in texts]
         out.update(
-            changed_lines(name, re.sub(r"/tmp/tmp\.\w+", "TMP", texts[0]), re.sub(r"/tmp/tmp\.\w+", "TMP", texts[1]))
+            changed_lines(name, *(re.sub(rf"{name}\.[ab]\b", "OUT", re.sub(r"(?m)^#.*\n", "", t)) for t in texts))
         )
     return out or "part bits was not run"
 
@@ -290,6 +426,7 @@ PARTS = {
     "ptx": compare_ptx,
     "bits": compare_bits,
     "config": compare_config,
+    "resume": compare_resume,
 }
 
 
@@ -309,7 +446,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base")
     parser.add_argument("new")
-    parser.add_argument("--parts", default="help,refusals,plan,ops,bits,config", help="which, joined by commas")
+    parser.add_argument("--parts", default="help,refusals,plan,ops,bits,config,resume", help="which, joined by commas")
     parser.add_argument("--table", default="", help="file for all rows")
     options = parser.parse_args()
     trees = [os.path.realpath(options.base), os.path.realpath(options.new)]

@@ -99,7 +99,7 @@ fi
 if [ ${#scripts[@]} = 0 ]; then
   echo "shellcheck: nothing to look at"
 elif command -v shellcheck > /dev/null; then
-  if shellcheck -x -S warning "${scripts[@]}" test/program/check.sh; then echo "shellcheck: ${#scripts[@]} scripts are clean"; else found=1; fi
+  if shellcheck -x -S warning "${scripts[@]}"; then echo "shellcheck: ${#scripts[@]} scripts are clean"; else found=1; fi
 else
   echo "shellcheck is not installed: skipped"
 fi
