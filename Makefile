@@ -176,7 +176,8 @@ $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
-$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) comm/%.o zero/%.o dev/common/%.o test/%.o train_llama.o): \
+$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) llama/run_command.o comm/%.o zero/%.o dev/common/%.o test/%.o \
+    train_llama.o): \
     private LEVEL = $(COOL)
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: private LEVEL = -O0
 

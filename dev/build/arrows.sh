@@ -18,6 +18,7 @@ llama/model
 llama/checkpoint llama/report
 llama/train
 llama/plan
+llama
 train_llama.cu"
 { git ls-files 'kernels/*' 'comm/*' 'zero/*' 'llama/*' train_llama.cu 2> /dev/null || find kernels comm zero llama train_llama.cu -type f; } |
   grep -E '\.(h|cpp|cu|cuh)$' | xargs grep -HoE '^#include "(kernels|comm|zero|llama|test|dev)/[^"]+"' |

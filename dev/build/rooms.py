@@ -8,7 +8,8 @@ import os
 import re
 
 ABOUT = {
-    "train_llama.cu": "parse, build, train, report",
+    "train_llama.cu": "the command line, the training loop",
+    "llama": "run_command: from flags to an exit code",
     "plan": "what a run would take on machines that are not here",
     "train": "flags, the run, resume, stop, guards, metrics",
     "checkpoint": "the state in files, written by all ranks",
