@@ -3,6 +3,7 @@
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
 #   make reproduce    published results beside ours: tiny-shakespeare, grokking, recall; minutes   (TEXT=input.txt, without a network)
+#   make reproduce-long  the same of a model of 10.7M parameters on tiny-shakespeare; hours
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
 #   make test-full    after make test: what takes minutes more and needs no GPU (lm-eval and wandb come from PyPI, or are skipped)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)
@@ -359,7 +360,7 @@ dist: $(OBJ)/dist/train_llama
 
 # ---- first steps -----------------------------------------------------------------------------------------------------
 
-.PHONY: deps onednn quickstart reproduce reproduce-run lint reconfigure clean help
+.PHONY: deps onednn quickstart reproduce reproduce-long reproduce-run lint reconfigure clean help
 lint:
 	@dev/build/lint.sh
 .PHONY: check
@@ -382,6 +383,8 @@ reproduce:
 	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) CUDA=0 reproduce-run
 reproduce-run: $(OBJ)/train_llama
 	@dev/run/reproduce.py --program $< $(if $(TEXT),--text $(TEXT)) $(REPRODUCE)
+reproduce-long:
+	@$(MAKE) --no-print-directory reproduce REPRODUCE="--only long $(REPRODUCE)"
 reconfigure:
 	@rm -f $(CONFIG)
 	@$(MAKE) --no-print-directory $(CONFIG)
