@@ -304,7 +304,7 @@ RESUMED = """
     two-tp              2 1 --tp 2 cut 3
     two-cp              2 1 --cp 2 cut 3
     two-pp              2 1 --pp 2 --batch-tokens 96 cut 3
-    four-tp-zero-2-fp8  4 1 --tp 2 --zero 2 --dtype bf16 --fp8 tensor cut 3
+    four-tp-fp8         4 1 --tp 2 --zero 2 --dtype bf16 --fp8 tensor --ffn 96 --dim 64 --heads 4 --head-dim 16 cut 3
 """
 SAVES = ["--save-every", "3", "--keep", "0"]
 VALUES = {"dtype": ["fp32", "bf16"], "zero": "0123", "sharded": "123", "local": "23", "cut": "023"}
@@ -343,7 +343,7 @@ def run_layout(program, layout, out, resumed_by=None):
     )
     starts = [(program, flags)]
     if cut:
-        starts = [(program, [*flags, *SAVES]), (resumed_by or program, ["--resume", cut, "--keep", "0"])]
+        starts = [(program, [*flags, *SAVES]), (resumed_by or program, [*flags, "--resume", cut, "--keep", "0"])]
     for k, (binary, more) in enumerate(starts):
         if k == 1:
             shutil.rmtree(f"{out}/final", ignore_errors=True)
