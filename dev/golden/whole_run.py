@@ -20,7 +20,7 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path[:0] = [f"{HERE}/../run", f"{HERE}/oracle"]
 import student  # noqa: E402
 import study  # noqa: E402
-from picture import BLUE, ORANGE, Chart, Picture  # noqa: E402
+from picture import BLUE, GREEN, ORANGE, Chart, Picture  # noqa: E402
 
 BATCH, T, LR = 8, 256, 2e-3
 MARGIN = 0.01
@@ -162,18 +162,22 @@ def parts_at(a, b):
 
 
 def picture(pairs, steps):
-    p = Picture(f"{steps} steps of the quickstart: train_llama and PyTorch", 380, 720)
+    p = Picture(f"{steps} steps of the quickstart: train_llama and PyTorch", 640, 720)
     p.head(p.title, x=180)
     top = max(max(a["loss"]) for _, _, a, _ in pairs)
-    chart = Chart(p, (56, 32, 648, 300), (0, steps), (1, top))
-    chart.rows(range(1, int(top) + 1))
-    chart.columns(range(0, steps + 1, max(1, steps // 4)))
-    for _, _, *runs in pairs:
+    losses, gaps = Chart(p, (56, 32, 648, 260), (0, steps), (1, top)), Chart(p, (56, 332, 648, 260), (0, steps), (1e-8, 1), log="y")
+    losses.rows(range(1, int(top) + 1))
+    gaps.rows([10.0**power for power in range(-8, 1, 2)])
+    for chart in (losses, gaps):
+        chart.columns(range(0, steps + 1, max(1, steps // 4)))
+    for dtype, _, *runs in pairs:
         for run, colour, width in zip(runs, (BLUE, ORANGE), (2.5, 0.8)):
-            chart.curve(list(enumerate(run["loss"], 1)), colour, width)
-    p.text(356, 60, "train_llama, training loss (nats)", colour=BLUE)
-    p.text(356, 78, "PyTorch", colour=ORANGE)
-    p.text(360, 372, "step", 12, "middle")
+            losses.curve(list(enumerate(run["loss"], 1)), colour, width)
+        gaps.curve([(i, abs(x - y)) for i, (x, y) in enumerate(zip(*(run["loss"] for run in runs)), 1) if x != y], BLUE if dtype == "fp32" else GREEN, 0.8)
+    for x, y, words, colour in ((356, 60, "train_llama, training loss (nats)", BLUE), (356, 78, "PyTorch", ORANGE), (356, 538, "how far a pair's losses are apart: fp32", BLUE),
+                                (356, 556, "bf16", GREEN)):  # fmt: skip
+        p.text(x, y, words, colour=colour)
+    p.text(360, 632, "step", 12, "middle")
     return p.svg()
 
 
