@@ -11,13 +11,10 @@
 // communicators of their own (levels_apart), and a step's messages two groups, the row's first on every rank.
 
 #include <algorithm>
-#include <array>
-#include <map>
 
 #include "comm/collectives.h"
 #include "comm/thresholds.h"
 #include "kernels/elementwise.h"
-#include "kernels/runtime/context.h"
 #include "kernels/runtime/is_cpu.h"
 
 namespace rz {
@@ -38,38 +35,18 @@ class Hier : public Collectives {
     void do_all_reduce(Stream& stream, const AllReduce& a) override;
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
         if (Collectives* how = one_level(a.offsets, a.wire)) return hand_to(*how, stream, a);
-        told(stream, {0, a.offsets.back(), a.offsets[1], size_of(a.dtype), size_of(a.wire), size_of(a.out_dtype)},
-             [&] { scatter(stream, a); });
+        const int64_t in = size_of(a.dtype), wire = size_of(a.wire), out = size_of(a.out_dtype);
+        transport_.make(stream, {0, a.offsets.back(), a.offsets[1], in, wire, out}, [&] { scatter(stream, a); });
         mark_done(stream);
     }
     void do_all_gather(Stream& stream, const AllGather& a) override {
         if (Collectives* how = one_level(a.offsets, a.dtype)) return hand_to(*how, stream, a);
-        told(stream, {1, a.offsets.back(), a.offsets[1], size_of(a.dtype), 0, 0},
-             [&] { gather(stream, a.out, a.offsets, a.dtype); });
+        transport_.make(stream, {1, a.offsets.back(), a.offsets[1], size_of(a.dtype), 0, 0},
+                        [&] { gather(stream, a.out, a.offsets, a.dtype); });
         mark_done(stream);
     }
 
    private:
-    // Planner: one planned rank stands for all; an operation on slices that were moved before takes the same time.
-    struct Extrapolated {
-        Ticks time;
-        int64_t sent;
-    };
-    template <class Body>
-    void told(Stream& stream, const std::array<int64_t, 6>& key, const Body& body) {
-        if (!transport_.hops_are_alike() || stream.context().planned.executes) return body();
-        stream.wait_until(stream.context().planned.host);
-        if (const auto before = told_.find(key); before != told_.end()) {
-            stream.wait_until(stream.clock() + before->second.time);
-            transport_.count_sent(before->second.sent);
-            return;
-        }
-        const Ticks start = stream.clock();
-        const int64_t sent = transport_.bytes_sent();
-        body();
-        told_[key] = {stream.clock() - start, transport_.bytes_sent() - sent};
-    }
-
     // How the owners on `nodes` nodes, or one owner's slice, are cut into steps.
     struct Steps {
         int per = 1;        // owners of a step
@@ -127,7 +104,6 @@ class Hier : public Collectives {
 
     int nodes_, locals_;
     std::unique_ptr<Collectives> ring_, direct_;
-    std::map<std::array<int64_t, 6>, Extrapolated> told_;
 };
 
 Collectives* Hier::one_level(Offsets offsets, DType moved) {

@@ -327,6 +327,31 @@ Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const Mes
     : Mesh(
           device, rank, size, [&](const GroupKind&, const std::vector<int>&, bool) { return link; }, options) {}
 
+std::vector<std::vector<int64_t>> Mesh::gather_numbers(Collectives& group, Stream& stream,
+                                                       const std::vector<int64_t>& own) const {
+    if (!stream.computes() && !planned_peers_) return std::vector(size_t(group.size()), own);  // they have the same
+    // An int64 travels as two fp32 words: a gather copies bits.
+    const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
+        const Device device = stream.device();
+        std::vector<int64_t> all(size_t(offsets.back() / 2));
+        Buffer from(device, int64_t(mine.size()) * 8, MemKind::workspace, "numbers of this rank");
+        Buffer to(device, int64_t(all.size()) * 8, MemKind::workspace, "numbers of all ranks");
+        stream.copy(from.data(), mine.data(), from.bytes());
+        group.all_gather(stream, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
+        stream.copy(all.data(), to.data(), to.bytes());
+        stream.synchronize();
+        std::vector<std::vector<int64_t>> out;
+        for (int r = 0; r < group.size(); ++r)
+            out.emplace_back(all.begin() + offsets[size_t(r)] / 2, all.begin() + offsets[size_t(r) + 1] / 2);
+        // What is planned was only counted: the values come past the device.
+        return planned_peers_ ? planned_peers_->gather(world_.rank, mine) : out;
+    };
+    std::vector<int64_t> offsets = {0};
+    for (const auto& count : gather({int64_t(own.size())}, even_offsets(2 * group.size(), group.size(), 2)))
+        offsets.push_back(offsets.back() + 2 * count[0]);
+    return gather(own, offsets);
+}
+
 Mesh::~Mesh() {
     RankContext& context = stream_->context();
     if (context.beside.next_tile != next_tile_.as<uint32_t>()) return;  // a later mesh's

@@ -128,6 +128,10 @@ class Mesh {
     Collectives& replicate() const { return on(Axis::replicate); }
     Collectives& model() const { return on(Axis::model); }
 
+    // `own` of each member of the group, in their order. Collective; waits.
+    std::vector<std::vector<int64_t>> gather_numbers(Collectives& group, Stream& stream,
+                                                     const std::vector<int64_t>& own) const;
+
     // On a planned device: the ranks that are planned together with this one; else nullptr.
     PlannedPeers* planned_peers() const { return planned_peers_; }
 

@@ -16,7 +16,6 @@ namespace {
 
 constexpr int64_t kMinChunk = 64;                 // elements
 constexpr int64_t kGoodChunk = int64_t(1) << 20;  // bytes: smaller ones cost more in messages than a lane hides
-constexpr int kFew = 16;                          // hops of a half that tell of all where they are alike
 
 class Ring : public Collectives {
    public:
@@ -53,7 +52,6 @@ class Ring : public Collectives {
     };
 
     void run(Stream& stream, Plan plan);
-    void extrapolate(Stream& stream, const Plan& plan);
     void move(Stream& stream, const Plan& plan);
     void start_hop(Stream& stream, const Plan& plan, Lane& lane);
     void finish_hop(Stream& stream, const Plan& plan, Lane& lane);
@@ -133,35 +131,21 @@ void Ring::run(Stream& stream, Plan plan) {
     plan.chunk = std::max(kMinChunk, chunk / size_of(moved));
     plan.chunks = ceil_div(longest, plan.chunk);
     plan.half = size() - 1;
-    if (plan.half > 2 * (2 * kFew + kFew) && transport_.hops_are_alike())
-        extrapolate(stream, plan);
-    else
-        move(stream, plan);
-    mark_done(stream);
-}
-
-// The time of a ring grows by the same amount with each hop. Two short ones are run, and the rest is waited for. Every
-// link passes every slice on once, so it is slices of the mean length that tell the time, also where more ranks than
-// blocks leave some without: those that are empty follow each other.
-void Ring::extrapolate(Stream& stream, const Plan& plan) {
-    const int64_t sent = transport_.bytes_sent();
     if (const int64_t bytes = lane_bytes(plan); bytes > 0) scratch(stream, 2 * bytes * lanes_of(plan));
-    const std::vector<int64_t> even = even_offsets(plan.offsets.back(), size(), 1);
-    const auto time_of = [&](int half) {
-        const Ticks before = stream.clock();
+    const int64_t bytes = (plan.reduce ? scatter_bytes(plan.offsets, plan.wire) : 0) +
+                          (plan.gathers ? gather_bytes(plan.offsets, plan.out_dtype) : 0);
+    transport_.make_hops(stream, plan.half, bytes, [&](int hops) {
+        if (hops == plan.half) return move(stream, plan);
+        // Every link passes every slice on once, so some hops have slices of the mean length, also where more ranks than
+        // blocks leave some without.
+        const std::vector<int64_t> even = even_offsets(plan.offsets.back(), size(), 1);
         Plan some = plan;
         some.offsets = even;
         some.chunks = ceil_div(count(even, 0), plan.chunk);
-        some.half = half;
+        some.half = hops;
         move(stream, some);
-        return stream.clock() - before;
-    };
-    const Ticks few = time_of(kFew), more = time_of(2 * kFew);
-    const Ticks all = more + (plan.half - 2 * kFew) * (more - few) / kFew;
-    stream.wait_until(stream.clock() + std::max<Ticks>(0, all - few - more));
-    const int64_t scatter = plan.reduce ? scatter_bytes(plan.offsets, plan.wire) : 0;
-    const int64_t gather = plan.gathers ? gather_bytes(plan.offsets, plan.out_dtype) : 0;
-    transport_.count_sent(scatter + gather - (transport_.bytes_sent() - sent));
+    });
+    mark_done(stream);
 }
 
 void Ring::move(Stream& stream, const Plan& plan_) {

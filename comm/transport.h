@@ -19,6 +19,7 @@
 // work enqueued through it, and one rank uses a transport from one stream at a time (different transports are
 // independent).
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -94,8 +95,11 @@ class Transport {
     // added (dev/results/communication.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
-    // True: nothing moves, and a hop of a ring costs what every other does: a few then tell of all (planned ranks).
-    virtual bool hops_are_alike() const { return false; }
+    // Makes a ring's `hops`, which send `bytes` together: move(hops). A transport that only tells the time may make a few.
+    virtual void make_hops(Stream&, int hops, int64_t /*bytes*/, const std::function<void(int)>& move) { move(hops); }
+    // Makes what `shape` describes: body(). A transport that only tells the time may remember what it took.
+    using Shape = std::array<int64_t, 6>;
+    virtual void make(Stream&, const Shape&, const std::function<void()>& body) { body(); }
     int rank() const { return rank_; }
     int size() const { return int(world_ranks_.size()); }
     Device device() const { return device_; }

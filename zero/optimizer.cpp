@@ -159,37 +159,13 @@ int64_t ShardedAdamW::row_moments() const {
 // `own` of every part of the model (stages of the pipeline, parts of tensors), one after the other; stage_sums_ says
 // where each begins. The ranks that share slices have the same.
 std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
-    Collectives& parts = streams_.mesh.model();
-    Stream& comm = streams_.comm();
+    std::vector<int64_t> all;
     stage_sums_ = {0};
-    const bool travels = !streams_.device.is_planned() || comm.context().planned.executes;
-    if (!travels && !streams_.mesh.planned_peers()) {  // a planned rank alone: the others have the same
-        std::vector<int64_t> all;
-        for (int p = 0; p < parts.size(); ++p) {
-            all.insert(all.end(), own.begin(), own.end());
-            stage_sums_.push_back(2 * int64_t(all.size()));
-        }
-        return all;
+    for (const std::vector<int64_t>& one : streams_.mesh.gather_numbers(streams_.mesh.model(), streams_.comm(), own)) {
+        all.insert(all.end(), one.begin(), one.end());
+        stage_sums_.push_back(2 * int64_t(all.size()));
     }
-    // An int64 travels as two fp32 words: a gather copies bits.
-    const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
-        std::vector<int64_t> all(size_t(offsets.back() / 2));
-        Buffer from(streams_.device, int64_t(mine.size()) * 8, MemKind::workspace, "places of block sums");
-        Buffer to(streams_.device, int64_t(all.size()) * 8, MemKind::workspace, "places of block sums");
-        comm.copy(from.data(), mine.data(), from.bytes());
-        parts.all_gather(comm, {.out = to.data(), .in = from.data(), .offsets = offsets, .dtype = DType::f32});
-        comm.copy(all.data(), to.data(), to.bytes());
-        comm.synchronize();
-        if (PlannedPeers* peers = streams_.mesh.planned_peers()) {  // counted so far; the values come past the device
-            all.clear();
-            for (const std::vector<int64_t>& one : peers->gather(streams_.mesh.world().rank, mine))
-                all.insert(all.end(), one.begin(), one.end());
-        }
-        return all;
-    };
-    const std::vector<int64_t> counts = gather({int64_t(own.size())}, even_offsets(2 * parts.size(), parts.size(), 2));
-    for (const int64_t count : counts) stage_sums_.push_back(stage_sums_.back() + 2 * count);
-    return gather(own, stage_sums_);
+    return all;
 }
 
 // Each rank sums what it owns and counts of each block; gathered, the sums stand rank by rank and part by part of the

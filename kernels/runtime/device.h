@@ -18,7 +18,7 @@
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/names.h"
-#include "kernels/runtime/planned.h"
+#include "kernels/runtime/op_call.h"
 
 struct CUstream_st;
 
@@ -109,6 +109,8 @@ class Stream {
 
     CudaStream cuda() const { return cuda_; }
 
+    // False on a planned device whose ops are only counted: nobody reads what memory should have.
+    bool computes() const { return !device_.is_planned() || executes_; }
     // On a planned device: when what was enqueued so far ends, and to start what follows no earlier than `time`.
     Ticks clock() const { return clock_; }
     void wait_until(Ticks time) { clock_ = clock_ < time ? time : clock_; }

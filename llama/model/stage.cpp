@@ -23,7 +23,7 @@ void make_rope_tables(const ModelConfig& c, int64_t positions, Device device, St
     const int64_t n = checked_mul(positions, c.head_dim / 2, "rope table");
     cos_table = Buffer(device, n * 4, MemKind::workspace, "rope cos");
     sin_table = Buffer(device, n * 4, MemKind::workspace, "rope sin");
-    if (device.is_planned() && !stream.context().planned.executes) return;  // nobody reads them
+    if (!stream.computes()) return;
     std::vector<float> cos_host(n), sin_host(n);
     rope_tables(cos_host.data(), sin_host.data(), positions, c.head_dim, c.rope_theta, c.rope_scaling);
     stream.copy(cos_table.data(), cos_host.data(), n * 4);
@@ -36,7 +36,7 @@ Buffer make_window(const ModelConfig& c, int64_t positions, Device device, Strea
     if (c.window == 0 || c.window >= positions) return {};
     const int64_t B = context ? context->B() : 1, T = context ? context->own_rows() : positions;
     Buffer window(device, checked_mul(checked_mul(B, T, "window"), 4, "window"), MemKind::workspace, "window");
-    if (device.is_planned() && !stream.context().planned.executes) return window;
+    if (!stream.computes()) return window;
     std::vector<int32_t> host;
     for (int64_t row = 0; row < B * T; ++row) {
         const int64_t position = context ? context->position(row % T) : row;

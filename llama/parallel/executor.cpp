@@ -86,7 +86,7 @@ void ProgramRun::enqueue(const Instr& i) {
 
 // A pass of the stage is one task, also where its units come one by one.
 void ProgramRun::compute(const Instr& i, bool begins, bool ends) {
-    const bool named = !compute_.device().is_planned();
+    const bool named = compute_.computes();
     if (named && begins) nvtx_push(task_name(i));
     if (times_ && begins) executor_.times_.tasks.push_back({i, compute_.record(/*timing=*/true), {}});
     host_.compute(i);
