@@ -64,10 +64,13 @@ NAMED = "names and switches of today (dev/guide/flags.md)"
 # Lines of the earlier build that differ: pattern, what it became, why.
 EXPECTED = [
     *[(rf"(--|^# |^kept |^){was}(?= |:)", rf"\g<1>{now}", NAMED) for was, now in FORMER.items()],
+    (r'^(  "(torch_)?dtype": )"(float32|bfloat16)"', r"\1FLOAT", "--dtype auto is bf16 where it is planned for a GPU"),
     (r"--help lists every flag", "--help-all lists every flag", "--help shows a first week's flags"),
     (r"one of auto\|mpi\|nccl; nearest: auto", "one of auto|mpi|tcp|nccl; nearest: tcp", "--transport tcp is new"),
     (r"one of auto\|mpi\|nccl", "one of auto|mpi|tcp|nccl", "--transport tcp is new"),
     (r"('.*') is not (true or false|one of off\|on; nearest: o.*)$", r"\1 is not on or off", NAMED),
+    (r"^train_llama: --[a-z-]+: '' is not on or off$", "train_llama:  is no flag and no command", NAMED),
+    (r"(--[a-z0-9-]+: '.*' is not one of ).*", r"\1its values", "values are new, presets too"),
     (r"^changed  --no-(overlap|background-save) true, was $", r"changed  --\1 off, was on", NAMED),
     (r"^changed  --no-accumulate-locally true, was $", "changed  --accumulate-locally off, was ", NAMED),
     (r"(--gemm-tune: '.*' is not).*", r"\1 one of its values", "--gemm-tune bits-free is new"),
@@ -77,20 +80,20 @@ EXPECTED = [
     (r"\(no NVIDIA driver, or one older than this program's.*\)$", "(BUILD)", "one build is without CUDA"),
     (r"^  use device cpu or auto, or .*", "  use device cpu or auto", "one build is without CUDA"),
 ]
-CODES = [(70, 2, "a refused request ends with 2, whatever its text begins with")]
-NEW = {  # lines that only the later build has
-    r"^train_llama: --[a-z-]+ is now --[a-z-]+$": NAMED,
-    r"^# ranks = 0$": "--ranks is new",
-    r"^# quiet = (false|off)$": "--quiet is new",
+LIFTED = {  # refusals of the earlier build that are none today; what was refused next may be what is said
+    r"that is not given: name a folder|give --out and --save-every": "a run without --out gets a folder of its own",
+    r"no data file matches|no such tokenizer|dataset.json: not found": "--print-config does without data that are not there",
 }
+CODES = [(70, 2, "a refused request ends with 2, whatever its text begins with")]
+NEW = {r"^train_llama: --[a-z-]+ is now --[a-z-]+$": NAMED}  # lines that only the later build has
 
 
-def flags_of(program):
+def flags_of(program, help_all="--help"):
     """name -> placeholder of training's flags, "" for a switch."""
-    text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    text = subprocess.run([program, help_all], capture_output=True, text=True, check=True).stdout
     text = text.split("\nSubcommands:")[0]
     found = re.findall(r"^  --([a-z0-9-]+)(?: ([^ =\n]+))?", text, re.M)
-    return {name: place for name, place in found if name not in ("config", "version", "help")}
+    return {name: place for name, place in found if name not in ("config", "version", "help", "presets")}
 
 
 def value_of(rng, name, place):
@@ -125,7 +128,7 @@ def drawn(rng, flags, most, names):
 def answer(program, words, folder):
     try:
         done = subprocess.run([program, *words], cwd=folder, capture_output=True, text=True, timeout=120)
-        return done.returncode, done.stderr + done.stdout
+        return done.returncode, done.stderr + done.stdout.split("\nbytes of rank")[0]  # planned memory is no flag's
     except subprocess.TimeoutExpired:
         return -1, "no end in 120 s"
 
@@ -134,16 +137,23 @@ class Comparison:
     def __init__(self, programs, work):
         self.programs, self.work = programs, work
         self.flags = flags_of(programs[0])
+        renamed = {*FORMER.values(), *(name.removeprefix("no-") for name in LIKE_NOT_GIVEN)}
+        later = set(flags_of(programs[1], "--help-all")) - set(self.flags) - renamed
+        self.new = {**NEW, rf"^(# |kept )({'|'.join(sorted(later))}) = ": "flags that the earlier build lacks"}
         self.reasons, self.differences = collections.Counter(), 0
         self.codes = collections.Counter()
 
     def compare(self, what, before, after):
         """Two of (exit code, text)."""
         self.codes[after[0]] += 1
+        for pattern, reason in LIFTED.items():
+            if before[0] and re.search(pattern, before[1]):
+                self.reasons[reason] += 1
+                return
         old = before[1].splitlines()
         new, why = [], set()
         for line in after[1].splitlines():
-            reasons = [reason for pattern, reason in NEW.items() if re.search(pattern, line)]
+            reasons = [reason for pattern, reason in self.new.items() if re.search(pattern, line)]
             why.update(reasons)
             if not reasons:
                 new.append(line)

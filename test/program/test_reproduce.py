@@ -14,7 +14,7 @@ text = os.environ.get("TINYSHAKESPEARE", "")
 
 def reproduced(what, only, says, *more, **env):
     command = f"dev/run/reproduce.py --program {arguments[0]} --seeds 1 --out {work}/{only} --only {only}"
-    expect(what, run(command, more, limit=900, env=env), says=says)
+    expect(what, run(command, *more, limit=900, env=env), says=says)
 
 
 reproduced("recall", "recall", r"^\| recall .*at least 99\.[0-9]+ % right")
