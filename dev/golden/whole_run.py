@@ -6,9 +6,8 @@
 
 A pair has one seed: the same initial weights (train_llama's, opened by from_pretrained), the same batches in the same order, the same
 rates; both then validate on the same 65,536 tokens. Parameters are fp32 in both; with bf16, train_llama keeps bf16 parameters with fp32
-masters and torch runs under autocast. The seeds were fixed beforehand: 1 to 8; 9 to 40 are a second
-series of bf16, tested by itself. A mean difference within +-0.01 nats is what both one-sided
-t tests on the pairs (TOST) must show at p < 0.05. Each side of each pair is kept in OUT as soon as it is done, so a run that was stopped
+masters and torch runs under autocast. The seeds were fixed beforehand: 1 to 8; 9 to 40 are a second series of bf16, tested by itself. A mean
+difference within +-0.01 nats is what both one-sided t tests on the pairs (TOST) must show at p < 0.05. Each side of each pair is kept in OUT as soon as it is done, so a run that was stopped
 goes on; torch stays out of the product. Needs torch, transformers, numpy.
 """
 
