@@ -3,7 +3,7 @@
 #   make              build ./train_llama with everything this machine can build (CUDA where nvcc is, MPI where it is)
 #   make quickstart   install what is missing, build, prepare text, train, generate, plot: one command on a bare machine
 #   make reproduce    published results beside ours: tiny-shakespeare, grokking, recall; minutes   (TEXT=input.txt, without a network)
-#   make reproduce-long  the same of a model of 10.7M parameters on tiny-shakespeare; hours
+#   make reproduce-long  the same of a model of 10.7M parameters on tiny-shakespeare; an hour
 #   make test         every test that needs no GPU   (SECTIONS="unit learn python mpi tsan program simt ptx" picks some)
 #   make test-full    after make test: what takes minutes more and needs no GPU (lm-eval and wandb come from PyPI, or are skipped)
 #   make test-faults  the program under every fault it must survive (make test has the quick ones)

@@ -36,13 +36,14 @@ class Hier : public Collectives {
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
         if (Collectives* how = one_level(a.offsets, a.wire)) return hand_to(*how, stream, a);
         const int64_t in = size_of(a.dtype), wire = size_of(a.wire), out = size_of(a.out_dtype);
-        transport_.make(stream, {0, a.offsets.back(), a.offsets[1], in, wire, out}, [&] { scatter(stream, a); });
+        transport_.make_exchange(stream, {0, a.offsets.back(), a.offsets[1], in, wire, out},
+                                 [&] { scatter(stream, a); });
         mark_done(stream);
     }
     void do_all_gather(Stream& stream, const AllGather& a) override {
         if (Collectives* how = one_level(a.offsets, a.dtype)) return hand_to(*how, stream, a);
-        transport_.make(stream, {1, a.offsets.back(), a.offsets[1], size_of(a.dtype), 0, 0},
-                        [&] { gather(stream, a.out, a.offsets, a.dtype); });
+        transport_.make_exchange(stream, {1, a.offsets.back(), a.offsets[1], size_of(a.dtype), 0, 0},
+                                 [&] { gather(stream, a.out, a.offsets, a.dtype); });
         mark_done(stream);
     }
 

@@ -327,9 +327,9 @@ Mesh::Mesh(Device device, int rank, int size, const PlannedLink& link, const Mes
     : Mesh(
           device, rank, size, [&](const GroupKind&, const std::vector<int>&, bool) { return link; }, options) {}
 
-std::vector<std::vector<int64_t>> Mesh::gather_numbers(Collectives& group, Stream& stream,
-                                                       const std::vector<int64_t>& own) const {
-    if (!stream.computes() && !planned_peers_) return std::vector(size_t(group.size()), own);  // they have the same
+std::vector<std::vector<int64_t>> Mesh::gather_over_model(Stream& stream, const std::vector<int64_t>& own) const {
+    Collectives& group = model();
+    if (!stream.computes() && !planned_peers_) return std::vector(size_t(group.size()), own);
     // An int64 travels as two fp32 words: a gather copies bits.
     const auto gather = [&](const std::vector<int64_t>& mine, const std::vector<int64_t>& offsets) {
         const Device device = stream.device();

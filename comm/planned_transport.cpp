@@ -214,7 +214,7 @@ class PlannedTransport : public Transport {
         stream.wait_until(stream.clock() + std::max<Ticks>(0, all - few - more));
         count_sent(bytes - (bytes_sent() - sent));
     }
-    void make(Stream& stream, const Shape& shape, const std::function<void()>& body) override {
+    void make_exchange(Stream& stream, const Shape& shape, const std::function<void()>& body) override {
         if (mail_ || executes(stream)) return body();
         stream.wait_until(stream.context().planned.host);
         if (const auto before = made_.find(shape); before != made_.end()) {

@@ -95,11 +95,13 @@ class Transport {
     // added (dev/results/communication.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
-    // Makes a ring's `hops`, which send `bytes` together: move(hops). A transport that only tells the time may make a few.
+    // Makes a ring's `hops`, which send `bytes` together: move(hops). A transport that only tells the time may call move
+    // with less, more than once.
     virtual void make_hops(Stream&, int hops, int64_t /*bytes*/, const std::function<void(int)>& move) { move(hops); }
-    // Makes what `shape` describes: body(). A transport that only tells the time may remember what it took.
+    // Makes an exchange: body(). `shape` has all that decides its time on this transport: one that only tells the time
+    // may call body() for the first of a shape alone.
     using Shape = std::array<int64_t, 6>;
-    virtual void make(Stream&, const Shape&, const std::function<void()>& body) { body(); }
+    virtual void make_exchange(Stream&, const Shape&, const std::function<void()>& body) { body(); }
     int rank() const { return rank_; }
     int size() const { return int(world_ranks_.size()); }
     Device device() const { return device_; }

@@ -161,7 +161,7 @@ int64_t ShardedAdamW::row_moments() const {
 std::vector<int64_t> ShardedAdamW::gather_stages(const std::vector<int64_t>& own) {
     std::vector<int64_t> all;
     stage_sums_ = {0};
-    for (const std::vector<int64_t>& one : streams_.mesh.gather_numbers(streams_.mesh.model(), streams_.comm(), own)) {
+    for (const std::vector<int64_t>& one : streams_.mesh.gather_over_model(streams_.comm(), own)) {
         all.insert(all.end(), one.begin(), one.end());
         stage_sums_.push_back(2 * int64_t(all.size()));
     }

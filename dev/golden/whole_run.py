@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""The quickstart's 400 steps here and in transformers with torch.optim.AdamW: do whole runs end at the same loss?
+"""400 steps of the quickstart's model on Python's library, here and in transformers with torch.optim.AdamW: the same loss at the end?
 
     dev/golden/whole_run.py [--program ./train_llama] [--data data/stdlib] [--dtypes fp32,bf16] [--seeds 1,2,...,8] [--out runs/whole_run]
     dev/golden/whole_run.py --report     of the pairs that are there
@@ -162,7 +162,7 @@ def parts_at(a, b):
 
 
 def picture(pairs, steps):
-    p = Picture(f"{steps} steps of the quickstart: train_llama and PyTorch", 640, 720)
+    p = Picture(f"{steps} steps of the quickstart's model: train_llama and PyTorch", 640, 720)
     p.head(p.title, x=180)
     top = max(max(a["loss"]) for _, _, a, _ in pairs)
     losses, gaps = Chart(p, (56, 32, 648, 260), (0, steps), (1, top)), Chart(p, (56, 332, 648, 260), (0, steps), (1e-8, 1), log="y")

@@ -7,7 +7,7 @@
                 neither has it, the row says "skipped"
   grokking      (a + b) mod 113 with one layer: the training pairs are known long before the others are (Power et al. 2022)
   recall        pairs of keys and values, then the keys again in another order: attention answers 99 % and more (Arora et al. 2023)
-  long          tiny-shakespeare with 10.7M parameters, as nanoGPT's GPU configuration, published 1.4697: hours, so only where --only names
+  long          tiny-shakespeare with 10.7M parameters, as nanoGPT's GPU configuration, published 1.4697: an hour, so only where --only names
                 it (make reproduce-long), with one seed on all cores. What it reaches is found, not promised: there is no dropout here
 
 Each other run takes one thread; as many run at once as there are cores. OUT gets table.md, grokking.svg and each run's folder with its log;
