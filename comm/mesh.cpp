@@ -343,7 +343,7 @@ std::vector<std::vector<int64_t>> Mesh::gather_over_model(Stream& stream, const 
         std::vector<std::vector<int64_t>> out;
         for (int r = 0; r < group.size(); ++r)
             out.emplace_back(all.begin() + offsets[size_t(r)] / 2, all.begin() + offsets[size_t(r) + 1] / 2);
-        // What is planned was only counted: the values come past the device.
+        // A planned gather was only counted: the values come past the device.
         return planned_peers_ ? planned_peers_->gather(world_.rank, mine) : out;
     };
     std::vector<int64_t> offsets = {0};

@@ -128,8 +128,8 @@ class Mesh {
     Collectives& replicate() const { return on(Axis::replicate); }
     Collectives& model() const { return on(Axis::model); }
 
-    // Numbers of the host, any count: `own` of each member of model(), in their order, on each. Collective over model(),
-    // on `stream`, which is waited for. A planned rank alone takes the others to have the same.
+    // Numbers of the host, any count: `own` of each member of model(), in their order, on each. Collective over
+    // model(), on `stream`, which is waited for. A planned rank alone takes the others to have the same.
     std::vector<std::vector<int64_t>> gather_over_model(Stream& stream, const std::vector<int64_t>& own) const;
 
     // On a planned device: the ranks that are planned together with this one; else nullptr.

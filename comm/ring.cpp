@@ -136,8 +136,8 @@ void Ring::run(Stream& stream, Plan plan) {
                           (plan.gathers ? gather_bytes(plan.offsets, plan.out_dtype) : 0);
     transport_.make_hops(stream, plan.half, bytes, [&](int hops) {
         if (hops == plan.half) return move(stream, plan);
-        // Every link passes every slice on once, so some hops have slices of the mean length, also where more ranks than
-        // blocks leave some without.
+        // Every link passes every slice on once, so some hops have slices of the mean length, also where more ranks
+        // than blocks leave some without.
         const std::vector<int64_t> even = even_offsets(plan.offsets.back(), size(), 1);
         Plan some = plan;
         some.offsets = even;

@@ -95,8 +95,8 @@ class Transport {
     // added (dev/results/communication.md).
     virtual int64_t good_chunk_bytes() const { return int64_t(1) << 20; }
     virtual int good_lanes() const { return 2; }
-    // Makes a ring's `hops`, which send `bytes` together: move(hops). A transport that only tells the time may call move
-    // with less, more than once.
+    // Makes a ring's `hops`, which send `bytes` together: move(hops). A transport that only tells the time may call
+    // move with less, more than once.
     virtual void make_hops(Stream&, int hops, int64_t /*bytes*/, const std::function<void(int)>& move) { move(hops); }
     // Makes an exchange: body(). `shape` has all that decides its time on this transport: one that only tells the time
     // may call body() for the first of a shape alone.

@@ -1,6 +1,6 @@
 #pragma once
-// What a command line asks for, from its flags to the exit code: training over rollbacks and larger batches, coordinates,
-// eval, generate, export, average.
+// A command line's command, from its flags to the exit code: training over rollbacks and larger batches,
+// coordinates, eval, generate, export, average.
 
 #include "comm/process.h"
 #include "llama/train/options.h"

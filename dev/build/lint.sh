@@ -39,7 +39,7 @@ say "words that the field has others for (forever, depends on, this rank's, whic
 say "comments that begin with Of, What, Where, Who or Whether (begin with the subject):" "$(begins)"
 say "asks the job for its rank or size, not the mesh for a place on an axis (reports and a run's start may):" "$(
   list | grep -E '^(llama|zero|kernels)/.*\.(h|cpp)$' | xargs grep -nE '\bprocess_?\.(rank|size)\(\)' |
-    grep -vE '^llama/(report/|plan/batch_auto|train/(trainer|prepare|evaluate|statistics|saver|run_guard|courier|neighbours|snapshots)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"
+    grep -vE '^llama/(report/|run_command|plan/batch_auto|train/(trainer|prepare|evaluate|statistics|saver|run_guard|courier|neighbours|snapshots)\.cpp|checkpoint/checkpoint\.cpp)' | sed 's/^/    /')"
 say "not of the top level's fixed layout:" "$strangers"
 say "files of more than 512 KiB (data belongs in a build step):" "$heavy"
 say "left to do:" "$todo"

@@ -428,7 +428,7 @@ def self_test():
 
 
 def main():
-    parser = whole_run.flags(__doc__, "runs/curves")
+    parser = whole_run.flags(__doc__, "runs/curves", "stdlib")
     parser.add_argument("--format", action="append", choices=[*OURS, *OTHERS], help="this one only; again for more")
     parser.add_argument("--steps", type=int, default=80)
     parser.add_argument("--lr", type=float, default=1e-3)
