@@ -13,6 +13,7 @@ was stopped goes on; torch stays out of the product. Needs torch, transformers, 
 """
 
 import argparse
+import contextlib
 import glob
 import json
 import os
@@ -127,6 +128,21 @@ def ours(o, dtype, seed, folder, steps):
     return {"loss": [r["loss"] for r in left.steps], "val": {str(step): loss for step, loss in left.validations.items()}}
 
 
+def bf16_products():
+    """A context in which PyTorch's products of bf16 matrices take an fp32 GEMM, rounded to bf16 at its end. So does oneDNN, which
+    sums in fp32 the products that fp32 holds exactly; without AVX-512 PyTorch does not call it, and a step takes eight times longer."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Products(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            if op is torch.ops.aten.mm.default and args[0].dtype == torch.bfloat16:
+                return op(args[0].float(), args[1].float()).bfloat16()
+            return op(*args, **(kwargs or {}))
+
+    return contextlib.nullcontext() if "AVX512" in torch.backends.cpu.get_cpu_capability() else Products()
+
+
 def theirs(o, dtype, seed, weights):
     import torch
     import transformers
@@ -140,12 +156,13 @@ def theirs(o, dtype, seed, weights):
             logits = model(input_ids=rows[:, :-1]).logits
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
-    out = {"loss": [], "val": {"0": text.validation(loss_of, o.val_tokens, BATCH)}}
-    for step, loss in adamw_steps(model.parameters(), loss_of, text, BATCH, LR, o.steps):
-        out["loss"].append(loss)
-        if step % 100 == 0 or step == o.steps:
-            out["val"][str(step)] = text.validation(loss_of, o.val_tokens, BATCH)
-    out["versions"] = [torch.__version__, transformers.__version__]
+    with bf16_products():
+        out = {"loss": [], "val": {"0": text.validation(loss_of, o.val_tokens, BATCH)}}
+        for step, loss in adamw_steps(model.parameters(), loss_of, text, BATCH, LR, o.steps):
+            out["loss"].append(loss)
+            if step % 100 == 0 or step == o.steps:
+                out["val"][str(step)] = text.validation(loss_of, o.val_tokens, BATCH)
+    out["versions"] = [torch.__version__, transformers.__version__, torch.backends.cpu.get_cpu_capability()]
     return out
 
 
@@ -169,9 +186,9 @@ def parts_at(a, b):
 def picture(pairs, steps):
     p = Picture(f"{steps} steps of the quickstart's model: train_llama and PyTorch", 640, 720)
     p.head(p.title, x=180)
-    top = max(max(a["loss"]) for _, _, a, _ in pairs)
-    losses, gaps = Chart(p, (56, 32, 648, 260), (0, steps), (1, top)), Chart(p, (56, 332, 648, 260), (0, steps), (1e-8, 1), log="y")
-    losses.rows(range(1, int(top) + 1))
+    low, top = int(min(min(a["loss"]) for _, _, a, _ in pairs)), max(max(a["loss"]) for _, _, a, _ in pairs)
+    losses, gaps = Chart(p, (56, 32, 648, 260), (0, steps), (low, top)), Chart(p, (56, 332, 648, 260), (0, steps), (1e-8, 1), log="y")
+    losses.rows(range(low, int(top) + 1))
     gaps.rows([10.0**power for power in range(-8, 1, 2)])
     for chart in (losses, gaps):
         chart.columns(range(0, steps + 1, max(1, steps // 4)))
@@ -179,9 +196,11 @@ def picture(pairs, steps):
         for run, colour, width in zip(runs, (BLUE, ORANGE), (2.5, 0.8)):
             losses.curve(list(enumerate(run["loss"], 1)), colour, width)
         gaps.curve([(i, abs(x - y)) for i, (x, y) in enumerate(zip(*(run["loss"] for run in runs)), 1) if x != y], BLUE if dtype == "fp32" else GREEN, 0.8)
-    for x, y, words, colour in ((356, 60, "train_llama, training loss (nats)", BLUE), (356, 78, "PyTorch", ORANGE), (356, 538, "how far a pair's losses are apart: fp32", BLUE),
-                                (356, 556, "bf16", GREEN)):  # fmt: skip
-        p.text(x, y, words, colour=colour)
+    there = [(dtype, colour) for dtype, colour in (("fp32", BLUE), ("bf16", GREEN)) if dtype in {pair[0] for pair in pairs}]
+    legend = [(60, "train_llama, training loss (nats)", BLUE), (78, "PyTorch", ORANGE)]
+    legend += [(538 + 18 * i, f"how far a pair's losses are apart: {dtype}", colour) for i, (dtype, colour) in enumerate(there)]
+    for y, words, colour in legend:
+        p.text(356, y, words, colour=colour)
     p.text(360, 632, "step", 12, "middle")
     return p.svg()
 
