@@ -10,7 +10,7 @@
 
 #include "comm/process.h"
 #include "comm/transport.h"
-#include "llama/base/json.h"
+#include "llama/base/limits.h"
 
 namespace rz {
 

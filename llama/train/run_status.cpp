@@ -53,8 +53,9 @@ RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps, Bac
     : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps), files_(files) {
     if (rank_ != 0 || folder_.empty()) return;
     try {
-        before_ = record_in(folder_);
-        saved_step_ = number_in(before_, "saved_step");
+        const Json there = record_in(folder_);
+        before_ = there.dump();
+        saved_step_ = number_in(there, "saved_step");
     } catch (const Error& error) {
         std::fprintf(stderr, "train_llama: %s\n", error.what());
         saved_step_ = kUnreadable;
@@ -134,7 +135,7 @@ std::string RunStatus::record(const char* state, int exit_code, const std::strin
         if (rank_ != 0) {
             for (const char* name : {"saved_step", "rollbacks"})
                 if (const int64_t value = number_in(there, name); value >= 0) json[name] = value;
-        } else if (std::strcmp(state, "running") == 0 && has_state(there, "failed") && there != before_) {
+        } else if (std::strcmp(state, "running") == 0 && has_state(there, "failed") && there.dump() != before_) {
             for (const char* name : {"saved_step", "rollbacks"}) there[name] = json[name];
             json = std::move(there);
         }
