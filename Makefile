@@ -73,9 +73,12 @@ endif
 comma := ,
 BASE_CXXFLAGS := -std=c++20 $(OPT) $(DEBUG_INFO) -Wall -Wextra -Werror=switch -Wno-psabi -Wno-restrict -fno-math-errno \
                  -fno-trapping-math -I. -MMD -MP
-# Clang does not know all of these warnings and pragmas.
+# Clang does not know all of these warnings and pragmas. GCC collects its garbage when a gigabyte is there, not at every 128 MB: a sixth
+# less time for the largest sources, an eighth more memory.
 ifneq ($(findstring clang,$(CXX)),)
 BASE_CXXFLAGS += -Wno-unknown-warning-option -Wno-unknown-pragmas -Wno-pass-failed
+else
+BASE_CXXFLAGS += --param ggc-min-expand=1000 --param ggc-min-heapsize=1000000
 endif
 COMMIT := $(shell git rev-parse --short HEAD 2>/dev/null || echo unknown)
 # The newest tag like v1.2, and how far behind it this is: 1.2, or 1.2-14-g0123abc
