@@ -140,7 +140,32 @@ def bf16_products():
                 return op(args[0].float(), args[1].float()).bfloat16()
             return op(*args, **(kwargs or {}))
 
-    return contextlib.nullcontext() if "AVX512" in torch.backends.cpu.get_cpu_capability() else Products()
+    return Products()
+
+
+def check_products(o, weights):
+    """bf16_products() beside PyTorch's own products, in the first step of the first seed."""
+    import time
+
+    import torch
+    import transformers
+
+    torch.set_num_threads(1)
+    rows = Text(o.data, T, int(o.seeds.split(",")[0])).batch(1, BATCH)
+    found = []
+    for context in (contextlib.nullcontext(), bf16_products()):
+        model = transformers.AutoModelForCausalLM.from_pretrained(weights, dtype=torch.float32)
+        start = time.process_time()
+        with context:
+            with torch.autocast("cpu", torch.bfloat16):
+                logits = model(input_ids=rows[:, :-1]).logits
+            loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+            loss.backward()
+        found.append((loss.item(), [p.grad for p in model.parameters()], time.process_time() - start))
+    (loss, gradients, seconds), (our_loss, our_gradients, our_seconds) = found
+    worst = max(float((a - b).norm() / a.norm()) for a, b in zip(gradients, our_gradients))
+    print(f"PyTorch's products: loss {loss:.6f}, {seconds:.1f} CPU seconds a step; by fp32: {our_loss:.6f}, {our_seconds:.1f}; "
+          f"a weight's gradient differs by {worst:.2%} of its norm at most ({torch.backends.cpu.get_cpu_capability()})")  # fmt: skip
 
 
 def theirs(o, dtype, seed, weights):
@@ -156,7 +181,8 @@ def theirs(o, dtype, seed, weights):
             logits = model(input_ids=rows[:, :-1]).logits
         return torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
 
-    with bf16_products():
+    slow = dtype == "bf16" and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    with bf16_products() if slow else contextlib.nullcontext():
         out = {"loss": [], "val": {"0": text.validation(loss_of, o.val_tokens, BATCH)}}
         for step, loss in adamw_steps(model.parameters(), loss_of, text, BATCH, LR, o.steps):
             out["loss"].append(loss)
@@ -251,8 +277,12 @@ def main():
     parser.add_argument("--steps", type=int, default=400, help="fewer for a try, in an --out of its own")
     parser.add_argument("--val-tokens", type=int, default=53248)
     parser.add_argument("--report", action="store_true")
+    parser.add_argument("--check-products", action="store_true", help="bf16_products() beside PyTorch's own, in one step")
     o = parser.parse_args()
     os.makedirs(o.out, exist_ok=True)
+    if o.check_products:
+        ours(o, "fp32", o.seeds.split(",")[0], f"{o.out}/initial", 0)
+        return check_products(o, f"{o.out}/initial/final")
     for dtype in [] if o.report else o.dtypes.split(","):
         for seed in map(int, o.seeds.split(",")):
             name, initial = f"{o.out}/{dtype}-{seed}", f"{o.out}/initial-{seed}"

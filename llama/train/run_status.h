@@ -52,7 +52,7 @@ class RunStatus {
     std::string folder_, started_;
     int rank_, ranks_;
     std::atomic<int64_t> steps_, step_ = 0, saved_step_ = -1, rollbacks_ = 0;
-    std::string before_;  // rank 0: an earlier start's record
+    std::string before_;  // rank 0: an earlier start's record, as JSON
     double written_ = 0;  // of "running", when it was asked for
     bool begun_ = false, ended_ = false, warned_ = false;
     Background* files_;
