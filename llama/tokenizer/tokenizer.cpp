@@ -85,8 +85,8 @@ std::vector<int32_t> Tokenizer::encode_prompt(std::string_view text) const {
 
 std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
     const auto name = [](const Tokenizer& t, int32_t id) {
-        return id < t.vocab_size() && t.tokens_[size_t(id)].present ? "'" + on_one_line(t.bytes_of(id)) + "'"
-                                                                    : "no token";
+        const bool present = id < t.vocab_size() && t.tokens_[size_t(id)].present;
+        return present ? format("'%s'", on_one_line(t.bytes_of(id)).c_str()) : "no token";
     };
     const auto say = [&](int32_t id) {
         return format("id %d is %s in %s and %s in %s", id, name(*this, id).c_str(), where_.c_str(),
