@@ -6,16 +6,16 @@
 #include <deque>
 #include <exception>
 #include <functional>
-#include <memory>
 #include <string>
 #include <vector>
+
+#include "kernels/runtime/call_stack.h"
 
 namespace rz {
 
 class Fibers {
    public:
     explicit Fibers(int count, size_t stack_bytes = size_t(512) << 10);
-    ~Fibers();
     Fibers(const Fibers&) = delete;
     Fibers& operator=(const Fibers&) = delete;
 
@@ -31,26 +31,23 @@ class Fibers {
     void yield();      // the others that are ready go first
     // For who looks again and again at what others do: the other fibers go first, or, outside of one, time passes.
     static void wait_a_little(int milliseconds);
-    int count() const { return int(fibers_.size()); }
+    int count() const { return int(states_.size()); }
 
    private:
-    struct Fiber;
-    static void enter(Fibers* all);
+    enum class State { ready, running, parked, done };
+    void enter();
     void resume(int i);
     void leave();
     void fail(std::exception_ptr error, const std::string& why);
 
-    std::vector<std::unique_ptr<Fiber>> fibers_;
-    std::unique_ptr<Fiber> main_;
-    char* stacks_ = nullptr;
-    size_t pitch_ = 0, mapped_ = 0;
+    CallStacks stacks_;
+    CallStack thread_;  // of who called run()
+    std::vector<State> states_;
     std::function<void(int)> body_;
     std::deque<int> ready_;
     int self_ = -1, running_ = 0;
     std::exception_ptr error_;
     std::string why_;
-
-    friend void fiber_entry(Fibers* all);
 };
 
 }  // namespace rz

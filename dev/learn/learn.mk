@@ -46,7 +46,8 @@ $(LEARN)/emu/%.o: test/simt/%.cpp | $(LEARN_CUDA)cuda_fp8.h
 	@mkdir -p $(@D)
 	$(say)
 	@$(CXX) $(LEARN_EMU_FLAGS) -O2 -c -o $@ $<
-$(LEARN)/libemu.a: $(patsubst %,$(LEARN)/emu/%.o,stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device)
+$(LEARN)/libemu.a: $(patsubst %,$(LEARN)/emu/%.o,stack scheduler barrier warp shared copy tensor_core hopper coverage fake_cudart fake_loading fake_device) \
+                   $(OBJ)/kernels/runtime/call_stack.o
 	@rm -f $@; ar rcs $@ $^
 $(LEARN_KERNEL)/mine.o: dev/learn/18_cuda_kernel/mine.cu
 $(LEARN_KERNEL)/solution.o $(LEARN_KERNEL)/exercise.o: dev/learn/18_cuda_kernel/lesson.cu

@@ -19,7 +19,7 @@ list() { find "$@" -not -path '*/build/*' | sort; }
 mapfile -t kernels < <(list kernels comm -name '*.cu' -o -name '*.cuh' -path 'kernels/*')
 mapfile -t all < <(list kernels comm zero llama dev test train_llama.cu \( -name '*.cu' -o -name '*.cuh' -o -name '*.cpp' -o -name '*.h' \) 2>/dev/null)
 not() { local drop=" $1 " f; shift; for f in "$@"; do [[ $drop == *" $f "* ]] || echo "$f"; done; }
-mapfile -t no_ptx < <(not "kernels/cuda/ptx.cuh test/simt/stack.cpp comm/fibers.cpp" "${all[@]}")
+mapfile -t no_ptx < <(not "kernels/cuda/ptx.cuh kernels/runtime/call_stack.cpp" "${all[@]}")
 mapfile -t no_gpu < <(not "kernels/cuda/gpu.cuh" "${all[@]}")
 mapfile -t plain_kernels < <(not "kernels/cuda/gpu.cuh kernels/cuda/ptx.cuh" "${kernels[@]}")
 

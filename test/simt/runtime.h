@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/runtime/call_stack.h"
 #include "test/simt/control.h"
 #include "test/simt/models.h"
 #include "test/simt/simt.h"
@@ -13,18 +14,12 @@ namespace simt {
 
 // ---- stacks (stack.cpp)
 
-struct Stack {
-    void* sp = nullptr;
-    char* base = nullptr;
-    size_t size = 0;
-    void* asan_fake = nullptr;
-    void* context = nullptr;  // ucontext_t where the switch is not hand-written
-};
+using Stack = rz::CallStack;
 Stack* take_stack();
 void return_stack(Stack* s);
 void rebuild_stacks();  // after a failure: every stack is abandoned as it stands, none may be running
 void switch_stack(Stack* from, Stack* to);
-Stack* main_stack();
+Stack* main_stack();                     // of the thread that calls, which is the one that launches
 [[noreturn]] void fiber_main(Stack* s);  // scheduler.cpp; runs on a new stack
 
 // ---- threads

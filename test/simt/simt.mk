@@ -51,7 +51,7 @@ $(SIMT)/$(1)/t/%.o: test/%.cpp
 	@mkdir -p $$(@D)
 	$$(say)
 	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
-$(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o)
+$(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o) $(SIMT_OBJ.$(1))/kernels/runtime/call_stack.o
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
