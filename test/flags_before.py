@@ -56,7 +56,7 @@ WRONG = ["-1", "two", "1e9", "1.5", "other", ""]
 # Flags that start a program, wait, or take a machine that is not there.
 NOT_RESUMED = {"before-resume", "after-save", "ranks", "pp-threads", "resume", "out", "steps", "time-limit"}
 NOT_RESUMED |= {"init-from", "print-config", "presets"}
-MEMORY_LINE = r"  (total|\S+ scratch|parameters|\d|[a-z ]+ +[0-9.]+ [KMG]?i?B)"
+MEMORY_LINE = r"  (total|memory .*|peak memory .*|\S+ scratch|parameters|\d|[a-z ]+ +[0-9.]+ [KMG]?i?B)"
 
 LIKE_NOT_GIVEN = {"accumulate-locally", "no-accumulate-locally", "no-overlap", "no-background-save", "raw16"}
 FORMER = {"clip": "max-grad-norm", "doc-boundary": "doc-mask", "pp-cut": "pp-layers", "shard-above": "max-shard-mib"}
@@ -76,9 +76,15 @@ EXPECTED = [
     (r"(--gemm-tune: '.*' is not).*", r"\1 one of its values", "--gemm-tune bits-free is new"),
     (r"^changed  --raw16 true, was $", "changed  --raw16 on, was off", NAMED),
     (r"(head-dim.*) to 65536$", r"\1 to 256", "--head-dim ends at attention's 256"),
+    (r'^(# |kept )pp-gather = "?(step|op)"?$', r"\1pp-gather = DEFAULT", "--pp-gather is op where a pipeline shards parameters"),
+    (r"^changed  --pp-gather .*, was step$", "", "--pp-gather step, once the default, did nothing without a pipeline"),
+    (r'^(# )?dtype = "fp32"$', "dtype = fp32", "--dtype auto is the default, so a manifest's fp32 is kept as given"),
+    (r"^kept (grad|wire)-dtype = (fp32|)$", r"kept \1-dtype = fp32", "a manifest names the types that are meant"),
+    (r"^changed  --grad-dtype bf16 stays, the former default: .*", "", "--grad-dtype bf16 was the default"),
     (r"\(built without CUDA\)$", "(BUILD)", "one build is without CUDA"),
     (r"\(no NVIDIA driver, or one older than this program's.*\)$", "(BUILD)", "one build is without CUDA"),
     (r"^  use device cpu or auto, or .*", "  use device cpu or auto", "one build is without CUDA"),
+    (r"^(changed  --.*, was )$", r"\1not given", "what was not given is said to be so"),
 ]
 LIFTED = {  # refusals of the earlier build that are none today; what was refused next may be what is said
     r"that is not given: name a folder|give --out and --save-every": "a run without --out gets a folder of its own",
@@ -163,7 +169,7 @@ class Comparison:
             if changed != old:
                 why.add(reason)
             old = changed
-        old, new = [self.plain(lines) for lines in (old, new)]
+        old, new = [self.plain([line for line in lines if line]) for lines in (old, new)]
         told = [sorted(line for line in lines if line.startswith("changed")) for lines in (old, new)]
         old, new = [a + [line for line in b if line not in a] for a, b in zip(told, (old, new))]
         codes = (before[0], after[0])

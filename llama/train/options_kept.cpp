@@ -133,9 +133,9 @@ std::vector<std::string> adopt_flags(TrainOptions& o, const std::map<std::string
             why = given                          ? ""
                   : other_dtype && follows_dtype ? "beside another --dtype"
                                                  : why_not(keeps, name, kept->second, o.given, place);
-            if (why && !same_value(now, kept->second)) {
-                differ[name] = format("--%s %s, was %s", name.c_str(), now.empty() ? "not given" : now.c_str(),
-                                      kept->second.c_str());
+            const auto told = [](const std::string& v) { return v.empty() ? "not given" : v.c_str(); };
+            if (why && (given || !kept->second.empty()) && !same_value(now, kept->second)) {
+                differ[name] = format("--%s %s, was %s", name.c_str(), told(now), told(kept->second));
                 if (!given) differ[name] += format(": not restored %s, give it again if it is meant", why);
             }
         }
