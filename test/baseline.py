@@ -5,17 +5,21 @@
     test/baseline.py BASE NEW --parts help,plan      some parts only
     test/baseline.py BASE NEW --table FILE           every row and whether it is equal
 
-BASE and NEW are source trees with build/cpu/train_llama and build/cpu/libringzero.a.
+BASE and NEW are source trees with ./train_llama, or else build/cpu/train_llama.
 
     bits      weights, optimizer files, loss, grad_norm, lr, data_hash of LAYOUTS, below; of CUDA's where both trees have a
               train_llama_simt
     config    config.toml of those runs
     resume    12 checkpoints that BASE has made, which NEW resumes to the end of BASE's undisturbed run
-    ops       ordered ops of 300 rows of plan_grid.py on the planned device, of CPU and CUDA (test/op_trace.cpp)
+
+These are the default. Between commits that are nearer to each other, by --parts:
+
+    ops       ordered ops of 300 rows of plan_grid.py on the planned device, of CPU and CUDA (test/op_trace.cpp); needs
+              build/cpu/libringzero.a in both
     plan      `plan --json` of 150 rows
     refusals  the commands of test/program/refusals.txt: exit code and text
     help      --help of the program and of each subcommand, --presets
-    ptx       PTX of every kernel file, with symbols numbered in order; compiles all twice, so only where it is asked for
+    ptx       PTX of every kernel file, with symbols numbered in order; compiles all twice
 
 Weights depend on the CPU, so nothing is stored: both programs run here. test/baseline_expected.txt names the differences
 that are meant: a pattern of "PART ROW", two spaces, the reason. One that matches nothing is an error of this list.
@@ -50,7 +54,8 @@ SUBCOMMANDS = ["", "generate", "eval", "export", "schedule", "plan"]
 
 
 def program_of(tree):
-    return os.path.join(tree, "build", "cpu", "train_llama")
+    program = os.path.join(tree, "train_llama")
+    return program if os.path.exists(program) else os.path.join(tree, "build", "cpu", "train_llama")
 
 
 def changed_lines(row, old, new):
@@ -381,7 +386,10 @@ def compare_bits(trees, work):
         if not all(map(os.path.exists, programs)):
             return None
         outs = [f"{work}/{name}.{side}" for side in "ab"]
-        pair = [run_layout(program, rows[name], out) for program, out in zip(programs, outs)]
+        ranks, threads, flags, cut = rows[name]
+        if "bf16" in flags and "--grad-dtype" not in flags:
+            flags = [*flags, "--grad-dtype", "bf16"]  # the default of fd65b2a; fp32 is today's
+        pair = [run_layout(program, (ranks, threads, flags, cut), out) for program, out in zip(programs, outs)]
         for out in outs:
             if os.path.exists(f"{out}/config.toml"):
                 shutil.copy(f"{out}/config.toml", f"{out}.toml")
@@ -446,7 +454,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base")
     parser.add_argument("new")
-    parser.add_argument("--parts", default="help,refusals,plan,ops,bits,config,resume", help="which, joined by commas")
+    parser.add_argument("--parts", default="bits,config,resume", help="which, joined by commas")
     parser.add_argument("--table", default="", help="file for all rows")
     options = parser.parse_args()
     trees = [os.path.realpath(options.base), os.path.realpath(options.new)]

@@ -142,6 +142,7 @@ for section in $sections; do
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
       run pages dev/build/pages.py
       run sources dev/run/tables.py sources --check
+      run baseline env -u MAKEFLAGS make --no-print-directory -j2 BUILD="$build" test-baseline
       run gpu-check test/program/test_gpu_check.py "$build"
       run harness test/program/test_harness.py "$obj/dev/harness"
       run mutations test/faults/mutations.py ./train_llama --cases 48
