@@ -76,7 +76,7 @@ EXPECTED = [
     (r"(--gemm-tune: '.*' is not).*", r"\1 one of its values", "--gemm-tune bits-free is new"),
     (r"^changed  --raw16 true, was $", "changed  --raw16 on, was off", NAMED),
     (r"(head-dim.*) to 65536$", r"\1 to 256", "--head-dim ends at attention's 256"),
-    (r'^(# |kept )pp-gather = "?(step|op)"?$', r"\1pp-gather = DEFAULT", "--pp-gather is op where a pipeline shards parameters"),
+    (r'^(# |kept )pp-gather = "?(step|op)"?$', r"\1pp-gather = DEFAULT", "--pp-gather is op by default"),
     (r"^changed  --pp-gather .*, was step$", "", "--pp-gather step, once the default, did nothing without a pipeline"),
     (r'^(# )?dtype = "fp32"$', "dtype = fp32", "--dtype auto is the default, so a manifest's fp32 is kept as given"),
     (r"^kept (grad|wire)-dtype = (fp32|)$", r"kept \1-dtype = fp32", "a manifest names the types that are meant"),

@@ -93,8 +93,15 @@ void begin_stack(CallStack& stack, void (*entry)(void*), void* argument) {
 #ifdef RZ_SWITCH_BY_HAND
     // The switch pops r15 r14 r13 r12 rbx rbp and where to return to; the stack is then aligned.
     void** top = reinterpret_cast<void**>(stack.base + stack.size) - 9;
-    void* frame[9] = {nullptr, nullptr, argument, reinterpret_cast<void*>(entry), nullptr, nullptr,
-                      reinterpret_cast<void*>(&rz_stack_start), nullptr, nullptr};
+    void* frame[9] = {nullptr,
+                      nullptr,
+                      argument,
+                      reinterpret_cast<void*>(entry),
+                      nullptr,
+                      nullptr,
+                      reinterpret_cast<void*>(&rz_stack_start),
+                      nullptr,
+                      nullptr};
     std::memcpy(top, frame, sizeof frame);
     stack.sp = top;
 #else
@@ -113,9 +120,9 @@ void begin_stack(CallStack& stack, void (*entry)(void*), void* argument) {
     *start = {entry, argument};
     const uint64_t at = uint64_t(reinterpret_cast<uintptr_t>(start));
     makecontext(context.get(), reinterpret_cast<void (*)()>(+[](unsigned low, unsigned high) {
-        const Start* start = reinterpret_cast<const Start*>(uintptr_t(uint64_t(high) << 32 | low));
-        rz_stack_entry(start->entry, start->argument);
-    }),
+                    const Start* start = reinterpret_cast<const Start*>(uintptr_t(uint64_t(high) << 32 | low));
+                    rz_stack_entry(start->entry, start->argument);
+                }),
                 2, unsigned(at), unsigned(at >> 32));
 #endif
 }

@@ -1,6 +1,6 @@
 #pragma once
-// Stacks beside the thread's own, and the switch between them: code that waits leaves its stack as it stands, and other code goes
-// on. comm/fibers.h runs ranks on them, the emulator of GPUs its threads.
+// Stacks beside the thread's own, and the switch between them: code that waits leaves its stack as it stands, and
+// other code goes on. comm/fibers.h runs ranks on them, the emulator of GPUs its threads.
 
 #include <cstddef>
 #include <memory>
@@ -33,7 +33,7 @@ class CallStacks {
 
 // The stack is abandoned as it stands; the next switch to it calls entry(argument), which doesn't return.
 void begin_stack(CallStack& stack, void (*entry)(void*), void* argument);
-// Of the thread that calls: what is switched from first, and back to.
+// Makes `stack` that of the thread that calls, which is switched from first, and back to.
 void use_thread_stack(CallStack& stack);
 // Returns when something switches back to `from`. `last`: nothing will.
 void switch_stack(CallStack& from, CallStack& to, bool last = false);

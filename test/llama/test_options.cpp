@@ -331,21 +331,6 @@ TEST(Options, WhatACheckpointKeepsIsTheTextThatWasGiven) {
     EXPECT_EQ(resumed.lr, 1e-3);
 }
 
-// An earlier program kept the type of gradients as "", the default: nobody gave it, so nothing of it is lost.
-TEST(Options, WhatNobodyGaveIsNotCalledLost) {
-    std::map<std::string, std::string> saved = training({"--dtype", "fp32"}).kept_flags;
-    saved["grad-dtype"] = saved["wire-dtype"] = "";
-    TrainOptions resumed = training({"--dtype", "fp16"});
-    EXPECT_EQ(adopt_flags(resumed, saved, {.same_ranks = true}), std::vector<std::string>({"--dtype fp16, was fp32"}));
-    resumed = training({"--dtype", "bf16", "--wire-dtype", "fp32"});
-    EXPECT_EQ(adopt_flags(resumed, saved, {.same_ranks = true}),
-              std::vector<std::string>({"--dtype bf16, was fp32", "--wire-dtype fp32, was not given"}));
-    saved["grad-dtype"] = "bf16";
-    resumed = training({"--dtype", "fp16"});
-    EXPECT_EQ(adopt_flags(resumed, saved, {.same_ranks = true}).at(1),
-              "--grad-dtype fp32, was bf16: not restored beside another --dtype, give it again if it is meant");
-}
-
 // A text may look like a switch's value or like another flag: it stays a text, and what comes after it too.
 TEST(Options, ATextThatIsTrueSwallowsNoFlagOnResume) {
     for (const std::string name : {"true", "false", "--zero", "-1", "a b", "x=y"}) {

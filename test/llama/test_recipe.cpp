@@ -175,6 +175,13 @@ TEST(Chosen, ARunOfAnEarlierProgramKeepsItsSums) {
         {wide, {"--wire-dtype", "bf16"}, {"--wire-dtype bf16, was fp32"}, DType::f32, DType::bf16},
         {{{"dtype", "fp32"}, {"grad-dtype", ""}}, {}, {}, DType::f32, DType::f32},
         {{{"dtype", "fp16"}, {"grad-dtype", ""}}, {}, {}, DType::f32, DType::f32},
+        // Nobody had given it, so nothing of it is lost beside another --dtype.
+        {{{"dtype", "fp32"}, {"grad-dtype", ""}, {"wire-dtype", ""}},
+         {"--dtype", "fp16"},
+         {"--dtype fp16, was fp32"},
+         DType::f32,
+         DType::f32},
+        {{{"wire-dtype", ""}}, {"--wire-dtype", "bf16"}, {"--wire-dtype bf16, was not given"}, DType::f32, DType::bf16},
     };
     for (const auto& c : cases) {
         TrainOptions o = asked(c.given);
