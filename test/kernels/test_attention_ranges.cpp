@@ -307,8 +307,10 @@ TEST_P(AttentionRanges, BlocksBeforeTheDocumentAreNotRead) {
         Outputs got(s, dtype);
         const Tensor lse(s.H * 200, DType::f32);
         forward(s, s.part(500, 200, 0, 700), 500, 0, got, lse.as<float>());
+        backward(s, s.part(500, 200, 0, 700), 500, 0, got, lse.as<float>(), false);
         const size_t from = size_t(500 * s.H * s.D * size_of(dtype));
         EXPECT_EQ(got.o.bits().substr(from), want.o.bits().substr(from));
+        EXPECT_EQ(got.dq.bits().substr(from), want.dq.bits().substr(from));
     }
 }
 

@@ -57,17 +57,19 @@ def test_files():
         prefixes = dict(re.findall(r"INSTANTIATE_TEST_SUITE_P\((\w+), *\n? *(\w+),", text))
         suites = {suite: prefix for prefix, suite in prefixes.items()}
         for kind, suite, name in re.findall(r"^TEST(_F|_P|)\((\w+), *(\w+)\)", text, re.M):
-            full = f"{suites.get(suite, '')}/{suite}.{name}/0" if kind == "_P" else f"{suite}.{name}"
+            full = f"{suites.get(suite, '')}/{suite}.{name}/*" if kind == "_P" else f"{suite}.{name}"
             found[full] = file.relative_to(TREE)
     return found
 
 
 def check(table, files):
-    """Rows whose place is gone or not unique, or whose tests are not there."""
+    """Rows whose place is gone, not unique or no whole expression, or whose tests are not there."""
     wrong = []
-    for what, file, before, _, names in table:
+    for what, file, before, after, names in table:
         if (TREE / file).read_text().count(before) != 1:
             wrong.append(f"{what}: {file} does not have its line, or more than one")
+        if "? (if " in with_both(0, before, after):
+            wrong.append(f"{what}: {before} is no expression, and no statement that ends")
         for name in names:
             there = (TREE / name).exists() if name.startswith("test/") else fnmatch.filter(files, name)
             if not there:
@@ -150,6 +152,8 @@ def failing(tree, number, names):
         return [f"{names[0]}: {line.strip()}" for line in re.findall(r"^FAILED: +(.*)", done.stdout, re.M)]
     command = ["timeout", "300", tree / "tests", "--gtest_brief=1", "--gtest_filter=" + ":".join(names)]
     done = subprocess.run(command, cwd=tree, capture_output=True, text=True, env=environment)
+    if " 0 tests from " in done.stdout:
+        sys.exit(f"no test is called {' or '.join(names)}")
     found = sorted(set(re.findall(r"^\[  FAILED  \] ([\w/]+\.[\w/]+)", done.stdout, re.M)))
     if not found and done.returncode != 0:
         ended = "hangs" if done.returncode == 124 else f"ends with {done.returncode}"

@@ -230,6 +230,9 @@ TEST(EvalMetrics, AccNormDividesByCharactersAndLlmcsByTokens) {
     // By characters -9/8 and -1.8/2 would be the second as well; -1.9/9 and -0.6/2 are the first by tokens only.
     const auto n = metrics_of(one_line(kTwo), {{-4, false}, {-3, false}, {-1.9, false}, {-0.6, false}});
     EXPECT_EQ(value(n, "llmc_acc_norm"), 0);
+    // By characters -4.25/8 and -1/2: the second; by tokens -4.25/9 and -1/2 would be the first.
+    const auto c = metrics_of(one_line(kTwo), {{-4.25, false}, {-1, false}, {-9, false}, {-1.8, false}});
+    EXPECT_EQ(value(c, "acc_norm"), 1);
 }
 
 TEST(EvalMetrics, OfEqualScoresTheFirstCounts) {
