@@ -16,8 +16,8 @@ struct CallStack {
     std::shared_ptr<void> context;  // ucontext_t, where the switch is not written by hand
 };
 
-// `count` stacks of `bytes`, rounded up to pages, each above a page that can't be touched. Throws where no addresses are
-// left.
+// `count` stacks of `bytes`, rounded up to pages, each above a page that can't be touched. Throws where no addresses
+// are left.
 class CallStacks {
    public:
     CallStacks(int count, size_t bytes);
