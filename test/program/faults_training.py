@@ -384,7 +384,8 @@ def stopped_when_due():
         manifest = checks.load("a", f"checkpoints/step_{step:09}/manifest.json")
         check(f"{what}: its reports are still to be made", manifest["reports_due"] is True, manifest)
         if how == "term":  # killed after they are made, and before anything is saved
-            due("a", "--resume auto", fault="step:0:2:kill")
+            # Rows are written beside training (llama/base/background.h): they have a second.
+            due("a", "--resume auto", fault="step:0:2:sleep=1,step:0:2:kill")
             check(
                 f"{what}: made by the next start, which is killed",
                 any(row["step"] == 6 for row in checks.rows("a", "val_loss")),
