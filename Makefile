@@ -315,13 +315,13 @@ test-mutations-asan: $(BUILD)/simt/asan/train_llama_simt
 # is built in a work tree below $(BUILD). ROWS=help,plan picks other parts of test/baseline.py; ROWS=ptx compares the kernels.
 BASE ?= fd65b2a
 BASE_TREE = $(BUILD)/base-$(BASE)
-build_base = $(MAKE) --no-print-directory -C $(1) CUDA=0 BUILD=build CXX=$(CCBIN) $(2) || exit 1
+build_on_cpu = $(MAKE) --no-print-directory -C $(1) CUDA=0 BUILD=build CXX=$(CCBIN) $(2) || exit 1
 .PHONY: test-baseline
 test-baseline: train_llama
 	@git cat-file -e '$(BASE)^{commit}' 2> /dev/null || { echo 'this clone lacks commit $(BASE)'; echo '0 passed, 0 failed, 1 skipped'; exit 0; }; \
 	[ -e $(BASE_TREE) ] || git worktree add -q --detach $(BASE_TREE) $(BASE) || exit 1; \
-	$(call build_base,$(BASE_TREE),build/cpu/train_llama); \
-	$(if $(findstring ops,$(ROWS)),for tree in $(BASE_TREE) .; do $(call build_base,$$tree,build/cpu/libringzero.a); done;) \
+	$(call build_on_cpu,$(BASE_TREE),build/cpu/train_llama); \
+	$(if $(findstring ops,$(ROWS)),for tree in $(BASE_TREE) .; do $(call build_on_cpu,$$tree,build/cpu/libringzero.a); done;) \
 	test/baseline.py $(BASE_TREE) . $(if $(ROWS),--parts $(ROWS))
 
 test-gpu: $(OBJ)/kernel_tests

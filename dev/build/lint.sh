@@ -46,14 +46,15 @@ say "left to do:" "$todo"
 say "a room's README is a map of at most 40 lines, a page of the guide has at most 150:" "$(
   wc -l "${pages[@]}" | awk '($2 ~ /\/README\.md$/ && $2 !~ /^dev\/(notes\/README|learn\/[0-9])/ && $1 > 40) || ($2 ~ /^dev\/guide\// && $1 > 150) { print "    " $2 ": " $1 }')"
 
-unnamed() {
+absent() {
   local page file
   printf '%s\n' "${pages[@]}" | grep -E '^(kernels|comm|zero|llama|test)/' | xargs grep -oHE '`[a-z_0-9/]+\.(h|cpp|cu|cuh|sh)`' | tr -d '`' |
     while IFS=: read -r page file; do
       printf '%s\n' "${files[@]}" | grep -E "(^|/)$file$" > /dev/null || echo "    $page: $file"
     done
 }
-say "files that a room's pages name and that are not there:" "$(unnamed)"
+say "files that a room's pages name and that are not there:" "$(absent)"
+
 unmeasured() {
   comm -23 <(grep -hoE '^void [a-z0-9_]+\(Stream&, const [A-Z]' kernels/*.h kernels/*/*.h | sed 's/^void //; s/(.*//' | sort -u) \
     <(grep -ohE '[a-z0-9_]+' dev/bench/bench_*.cpp | sort -u) | sed 's/^/    /'

@@ -72,10 +72,10 @@ class Text:
         self.length = length
         self.ids = {}
         for split in ("train", "val"):
-            shard, *more = glob.glob(f"{glob.escape(data)}/*_{split}_*.bin") or [None]
-            if not shard or more:
-                sys.exit(f"{data} has {len(more) + bool(shard)} shards of {split}: this reads one (data_prep/prepare.py fables makes one)")
-            self.ids[split] = numpy.fromfile(shard, dtype="<u2", offset=1024)
+            shards = glob.glob(f"{glob.escape(data)}/*_{split}_*.bin")
+            if len(shards) != 1:
+                sys.exit(f"{data} has {len(shards)} shards of {split}: this reads one (data_prep/prepare.py fables makes one)")
+            self.ids[split] = numpy.fromfile(shards[0], dtype="<u2", offset=1024)
         self.order = permutation((len(self.ids["train"]) - 1) // length, seed)
 
     def rows(self, split, numbers):
