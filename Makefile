@@ -319,7 +319,7 @@ build_on_cpu = $(MAKE) --no-print-directory -C $(1) CUDA=0 BUILD=build CXX=$(CCB
 .PHONY: test-baseline
 test-baseline: train_llama
 	@git cat-file -e '$(BASE)^{commit}' 2> /dev/null || { echo 'this clone lacks commit $(BASE)'; echo '0 passed, 0 failed, 1 skipped'; exit 0; }; \
-	[ -e $(BASE_TREE) ] || git worktree add -q --detach $(BASE_TREE) $(BASE) || exit 1; \
+	[ -e $(BASE_TREE) ] || git worktree add -qf --detach $(BASE_TREE) $(BASE) || exit 1; \
 	$(call build_on_cpu,$(BASE_TREE),build/cpu/train_llama); \
 	$(if $(findstring ops,$(ROWS)),for tree in $(BASE_TREE) .; do $(call build_on_cpu,$$tree,build/cpu/libringzero.a); done;) \
 	test/baseline.py $(BASE_TREE) . $(if $(ROWS),--parts $(ROWS))
