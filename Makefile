@@ -105,8 +105,9 @@ GENCODE := $(foreach s,$(ARCHES),-gencode arch=compute_$(s),code=$(if \
            $(filter 80 90a $(lastword $(ARCHES)),$(s)),[sm_$(s)$(comma)compute_$(s)],sm_$(s)))
 # nvcc takes a compiler alone: CXX may be "ccache g++".
 CCBIN := $(lastword $(filter-out -%,$(CXX)))
-# Warnings are errors in `make test` only (WERROR=1): another compiler knows others.
-NVCCFLAGS := -std=c++20 -O3 -lineinfo -ccbin $(CCBIN) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
+# Warnings are errors in `make test` only (WERROR=1): another compiler knows others. -O1 is for the host's half, which has no loops; the
+# kernels are compiled with ptxas' and nvcc's default, 3.
+NVCCFLAGS := -std=c++20 -O1 -lineinfo -ccbin $(CCBIN) $(GENCODE) -I. --expt-relaxed-constexpr -Xcompiler -Wall,-Werror=switch,-Wno-psabi \
              $(if $(WERROR),--Werror all-warnings) -DRZ_CUDA
 
 # Each step of a build is one line, n/N first; V=1 shows the commands instead. N comes from a dry run, made at the first step.
@@ -127,7 +128,7 @@ OBJECTS := $(CPP_SOURCES:%.cpp=$(OBJ)/%.o) $(if $(HAVE_CUDA),$(CU_SOURCES:%.cu=$
 FLAVOUR_DEFS := $(DEFS) $(if $(HAVE_CUDA),$(CUDA_DEFS))
 FLAVOUR_LIBS := $(LIBS) $(if $(HAVE_CUDA),$(CUDA_LIBS))
 LIB := $(OBJ)/libringzero.a
-# The standard headers that most sources include are compiled once for each of the two levels of optimisation that follow; PCH=0: not.
+# Headers that most sources include are compiled once for each set of flags that follows; PCH=0: not.
 PCH ?= 1
 STD := $(if $(filter 0,$(PCH)),,$(OBJ)/std/hot.h $(OBJ)/std/cool.h)
 LEVEL = $(if $(STD),-include $(word 1,$(STD)))
@@ -145,7 +146,7 @@ $(OBJ)/train_llama: $(OBJ)/train_llama.o $(LIB)
 	$(say)
 	$(Q)$(CXX) $(OPENMP) -o $@ $^ $(FLAVOUR_LIBS)
 
-$(OBJ)/train_llama.o: train_llama.cu Makefile | $(STD)
+$(OBJ)/train_llama.o: train_llama.cu Makefile | $(STD:=.gch)
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(LEVEL) $(OPENMP) $(FLAVOUR_DEFS) -x c++ -c -o $@ $<
@@ -154,12 +155,18 @@ $(LIB): $(OBJECTS)
 	@rm -f $@
 	@ar rcs $@ $^
 
-$(OBJ)/std/%.h: dev/build/std.h Makefile
-	@mkdir -p $(@D)
-	$(say)
-	$(Q)cp $< $@.tmp && $(CXX) $(BASE_CXXFLAGS) $(if $(filter cool,$*),-O1) $(OPENMP) $(FLAVOUR_DEFS) -x c++-header -o $@.gch $< && mv $@.tmp $@
+# precompiled(FILE, headers, flags): FILE includes the headers, FILE.gch is what the compiler makes of it
+define precompiled
+$(1).gch: $(2) Makefile
+	@mkdir -p $$(@D)
+	$$(say)
+	$$(Q)printf '#include "%s"\n' $(2) > $(1) && $$(CXX) $(3) -MT $$@ -MF $(1).d -x c++-header -o $$@ $(1)
+-include $(1).d
+endef
+$(eval $(call precompiled,$(OBJ)/std/hot.h,dev/build/std.h,$$(BASE_CXXFLAGS) $$(OPENMP) $$(FLAVOUR_DEFS)))
+$(eval $(call precompiled,$(OBJ)/std/cool.h,dev/build/std.h,$$(BASE_CXXFLAGS) -O1 $$(OPENMP) $$(FLAVOUR_DEFS)))
 
-$(OBJ)/%.o: %.cpp Makefile | $(STD)
+$(OBJ)/%.o: %.cpp Makefile | $(STD:=.gch)
 	@mkdir -p $(@D)
 	$(say)
 	$(Q)$(CXX) $(BASE_CXXFLAGS) $(LEVEL) $(OPENMP) $(FLAVOUR_DEFS) -c -o $@ $<
@@ -181,7 +188,8 @@ $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 # Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
 $(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) llama/run_command.o comm/%.o zero/%.o dev/common/%.o test/%.o \
-    train_llama.o): \
+    train_llama.o $(addprefix llama/,base/json.o base/safetensors.o tokenizer/tokenizer_json.o data/data_loader.o \
+    $(addprefix checkpoint/,manifest.o checkpoint.o checkpoint_load.o checkpoint_store.o))): \
     private LEVEL = $(COOL)
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: private LEVEL = -O0
 
@@ -233,10 +241,12 @@ TSAN_TESTS := $(addprefix test/,comm/test_comm.cpp comm/test_mesh.cpp comm/test_
 TSAN_SOURCES := $(filter-out $(addprefix llama/,train/% report/% tokenizer/% data/% checkpoint/% plan/% \
   $(addsuffix .cpp,$(addprefix base/,background builtin machine output shell toml) $(addprefix model/,generate presets recipe))) \
   $(addprefix comm/,crash.cpp layout_text.cpp),$(CPP_SOURCES))
-$(TSAN)/%.o: %.cpp
+TSAN_FLAGS = $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas
+$(eval $(call precompiled,$(TSAN)/std.h,dev/build/std.h,$$(TSAN_FLAGS)))
+$(TSAN)/%.o: %.cpp | $(if $(STD),$(TSAN)/std.h.gch)
 	@mkdir -p $(@D)
 	$(say)
-	$(Q)$(CXX) $(BASE_CXXFLAGS) -O1 -fsanitize=thread -Wno-unknown-pragmas -c -o $@ $<
+	$(Q)$(CXX) $(TSAN_FLAGS) $(if $(STD),-include $(TSAN)/std.h) -c -o $@ $<
 $(TSAN)/libringzero.a: $(TSAN_SOURCES:%.cpp=$(TSAN)/%.o) $(addprefix $(TSAN)/llama/train/,train_state.o statistics.o traffic.o)
 	@rm -f $@; ar rcs $@ $^
 $(TSAN)/tests: $(TSAN_TESTS:%.cpp=$(TSAN)/%.o) $(TSAN)/libringzero.a

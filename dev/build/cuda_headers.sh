@@ -24,12 +24,17 @@ compile() {  # compile DIR FILE
     test/simt/*) flags=(-DSIMT_EMU) ;;
   esac
   # shellcheck disable=SC2086
-  ${CXX:-g++} "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
+  ${CXX:-g++} "${flags[@]}" -std=c++20 -fsyntax-only -fopenmp -include build/cuda-std.h -Wall -Wextra -Wno-psabi -Wno-unknown-pragmas -Wno-restrict -I. \
     -isystem "$dir/include" ${toolkit:+-isystem "$toolkit"} $mpi -DRZ_CUDA ${nccl:+-DRZ_HAVE_NCCL} ${mpi:+-DRZ_HAVE_MPI} -DSIMT_SOURCE_ROOT='"."' \
     -DRZ_COMMIT='"headers"' -DRZ_VERSION='"0"' "$file" 2>&1 || { echo "FAILED ${dir#build/}: $file"; return 1; }
 }
 export -f compile
 export mpi
+
+# The standard headers once for all files
+mkdir -p build
+cp dev/build/std.h build/cuda-std.h
+${CXX:-g++} -std=c++20 -fopenmp -x c++-header -o build/cuda-std.h.gch build/cuda-std.h
 
 failed=0 skipped=0
 # headers NAME VERSION FOLDER FILE [PACKAGE...]   fetches them where FILE is not there; 1 if they can't be had

@@ -4,7 +4,7 @@
 #   make simt              build and run all of the below
 #   make simt-lint         the rules that kernel sources keep
 #   make simt-selftest     the emulator's own tests, the planted bugs, the models against the goldens
-#   make simt-kernels      test/kernel_*.cpp: plain with several seeds, race; then the coverage report
+#   make simt-kernels      test/*/kernel_*.cpp: plain, race; then the coverage report
 #   make test-asan         the same tests under ASan and UBSan (ten minutes of two cores)
 #   make train_llama_simt  the program, its CUDA path on the emulator
 #
@@ -47,10 +47,11 @@ $(SIMT)/$(1)/e/%.o: test/simt/%.cpp
 	@mkdir -p $$(@D)
 	$$(say)
 	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
-$(SIMT)/$(1)/t/%.o: test/%.cpp
+$(call precompiled,$(SIMT)/$(1)/t/std.h,dev/build/std.h test/kernels/kernel_test.h,$$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -O1)
+$(SIMT)/$(1)/t/%.o: test/%.cpp | $(if $(STD),$(SIMT)/$(1)/t/std.h.gch)
 	@mkdir -p $$(@D)
 	$$(say)
-	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -c -o $$@ $$<
+	$$(Q)$$(CXX) $$(SIMT_FLAGS) $$(SIMT_HOST.$(1)) -O1 $(if $(STD),-include $(SIMT)/$(1)/t/std.h) -c -o $$@ $$<
 $(SIMT)/$(1)/libemu.a: $(SIMT_RUNTIME:%=$(SIMT)/$(1)/e/%.o) $(SIMT_OBJ.$(1))/kernels/runtime/call_stack.o
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 $(SIMT)/$(1)/libops.a: $(SIMT_OPS:%.cpp=$(SIMT_OBJ.$(1))/%.o)
@@ -70,10 +71,11 @@ $(SIMT_OBJ.asan)/train_llama.o: train_llama.cu
 
 # simt_build(build, its half, the half's objects)
 define simt_build
-$(SIMT)/$(1)/k/%.o: %.cu
+$(call precompiled,$(SIMT)/$(1)/k/std.h,dev/build/std.h kernels/cuda/ptx.cuh,$$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)))
+$(SIMT)/$(1)/k/%.o: %.cu | $(if $(STD),$(SIMT)/$(1)/k/std.h.gch)
 	@mkdir -p $$(@D)
 	$$(say)
-	$$(Q)$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) -c -o $$@ $$<
+	$$(Q)$$(CXX) -x c++ $$(SIMT_FLAGS) $$(SIMT_KERNEL.$(1)) $(if $(STD),-include $(SIMT)/$(1)/k/std.h) -c -o $$@ $$<
 $(SIMT)/$(1)/libkernels.a: $(SIMT_CU:%.cu=$(SIMT)/$(1)/k/%.o)
 	@mkdir -p $$(@D); rm -f $$@; ar rcs $$@ $$^
 SIMT_EMU.$(1) := $(if $(filter race,$(1)),$(SIMT)/plain/e/race.o) $(SIMT)/$(2)/libemu.a
