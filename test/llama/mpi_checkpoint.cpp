@@ -51,6 +51,7 @@ struct Sharded {
 
 TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
     Process& process = test_process();
+    if (process.size() > 5) GTEST_SKIP() << "four and five ranks have every kind of slice";
     const std::string folder = shared_folder(process);
     const Device cpu{DeviceKind::cpu, 0};
     std::vector<std::pair<int, int>> shardings = {{0, 0}, {1, 0}, {3, 0}};  // stage, shard size

@@ -1,11 +1,11 @@
 #!/bin/bash
 # run.sh SIMT_DIR [lint|selftest|kernels|seeds|asan|all]: runs what simt.mk has built, prints each step's time, exits 1 if one fails.
-# SIMT_SEEDS: seeds of the plain build (default "1 2"; seeds runs nothing else). J: processes at a time (default: cores).
+# SIMT_SEEDS: seeds of the plain build (default 1; seeds runs nothing else). J: processes at a time (default: cores).
 set -u
 dir=$(realpath "$1")
 what=${2:-all}
 here=$(dirname "$0")
-seeds=${SIMT_SEEDS:-1 2}
+seeds=${SIMT_SEEDS:-1}
 . "$here/steps.sh" simt
 export ASAN_OPTIONS=${ASAN_OPTIONS:-detect_leaks=0}
 wants() { [[ $what == all || $what == "$1" ]]; }
