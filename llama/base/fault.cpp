@@ -102,12 +102,7 @@ void parse_action(const std::string& text, FaultSpec& spec) {
 }
 
 FaultSpec parse_fault(const std::string& text) {
-    std::vector<std::string> fields;
-    for (size_t at = 0; at <= text.size();) {
-        const size_t colon = std::min(text.find(':', at), text.size());
-        fields.push_back(text.substr(at, colon - at));
-        at = colon + 1;
-    }
+    const std::vector<std::string> fields = split(text, ':');
     FaultSpec spec{.point = fields[0]};
     bool known = false;
     for (const Point& p : kPoints) known = known || spec.point == p.name;
@@ -188,11 +183,7 @@ void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
 std::vector<FaultSpec> parse_faults(const std::string& text) {
     std::vector<FaultSpec> specs;
     if (text.empty()) return specs;
-    for (size_t at = 0; at <= text.size();) {
-        const size_t comma = std::min(text.find(',', at), text.size());
-        specs.push_back(parse_fault(text.substr(at, comma - at)));
-        at = comma + 1;
-    }
+    for (const std::string& one : split(text, ',')) specs.push_back(parse_fault(one));
     return specs;
 }
 

@@ -211,17 +211,16 @@ Machine load_machine(const std::string& name) {
     for (const auto& [known, file] : machine_files())
         if (lower(known) == lower(name)) return file.read();
     const std::vector<std::string> names = machine_names();
-    std::string all, near = nearest_name(lower(name), names);
+    std::string near = nearest_name(lower(name), names);
     for (const std::string& n : names)
         if (!name.empty() && n.find(lower(name)) != std::string::npos) {  // "4090"
             near = n;
             break;
         }
-    for (const std::string& n : names) all += (all.empty() ? "" : ", ") + n;
     refuse(
         "there is no machine called %s\n  nearest: %s; there are: %s\n  or give the path of a TOML file like those of "
         "llama/configs/machines",
-        name.c_str(), near.c_str(), all.c_str());
+        name.c_str(), near.c_str(), joined(names).c_str());
 }
 
 std::optional<Machine> find_machine(const Device& device) {

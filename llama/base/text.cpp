@@ -1,7 +1,6 @@
 #include "llama/base/text.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace rz {
 
@@ -30,6 +29,25 @@ std::string nearest_name(std::string_view text, std::span<const std::string> can
 std::string similar_name(std::string_view text, std::span<const std::string> candidates) {
     const std::string best = nearest_name(text, candidates);
     return 3 * edits(text, best) <= std::max(text.size(), best.size()) ? best : "";
+}
+
+std::vector<std::string> split(std::string_view text, char separator) {
+    std::vector<std::string> parts;
+    for (size_t at = 0; at <= text.size(); at += parts.back().size() + 1)
+        parts.emplace_back(text.substr(at, text.find(separator, at) - at));
+    return parts;
+}
+
+std::string joined(std::span<const std::string> parts, const char* between) {
+    std::string text;
+    for (const std::string& part : parts) text += (&part == parts.data() ? "" : between) + part;
+    return text;
+}
+
+std::string joined(std::span<const int64_t> numbers, const char* between) {
+    std::vector<std::string> parts;
+    for (const int64_t n : numbers) parts.push_back(std::to_string(n));
+    return joined(parts, between);
 }
 
 }  // namespace rz

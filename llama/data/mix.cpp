@@ -5,28 +5,13 @@
 #include <numeric>
 
 #include "kernels/runtime/request.h"
+#include "llama/base/text.h"
 
 namespace rz {
 namespace {
 
 constexpr int64_t kMillion = 1000000;
 constexpr size_t kMostSets = 64;
-
-std::vector<std::string> split(std::string_view text, char at) {
-    std::vector<std::string> out;
-    for (;;) {
-        const size_t end = std::min(text.find(at), text.size());
-        out.emplace_back(text.substr(0, end));
-        if (end == text.size()) return out;
-        text.remove_prefix(end + 1);
-    }
-}
-
-std::string join(const std::vector<std::string>& parts) {
-    std::string out;
-    for (const std::string& p : parts) out += (out.empty() ? "" : ", ") + p;
-    return out;
-}
 
 // Millionths; -1 if it is no such decimal.
 int64_t millionths(const std::string& text) {
@@ -55,7 +40,7 @@ std::string nearest_shares(const std::vector<int64_t>& parts) {
     for (int64_t i = 0; i < left; ++i) ++out[rest[size_t(i)].second];
     std::vector<std::string> text;
     for (const int64_t v : out) text.push_back(format("%g", double(v) / 1000));
-    return join(text);
+    return joined(text);
 }
 
 }  // namespace
@@ -74,7 +59,7 @@ MixShares MixShares::parse(const std::vector<std::string>& text, const std::stri
     }
     require_request(sum > 0, "%s: no set has a share above 0", where.c_str());
     require_request(sum == kMillion, "%s: weights %s sum to %g, not to 1\n  nearest: %s", where.c_str(),
-                    join(text).c_str(), double(sum) / kMillion, nearest_shares(s.parts).c_str());
+                    joined(text).c_str(), double(sum) / kMillion, nearest_shares(s.parts).c_str());
     for (int64_t& part : s.parts) part /= common;
     s.period = kMillion / common;
     return s;

@@ -15,6 +15,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/crc32.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 
 namespace rz {
 namespace {
@@ -265,10 +266,7 @@ void TokenShard::check_tokens(int64_t vocab) const {
 std::vector<std::string> expand_paths(std::string_view spec) {
     std::vector<std::string> paths;
     std::set<std::string> seen;
-    while (!spec.empty()) {
-        const size_t comma = std::min(spec.find(','), spec.size());
-        const std::string pattern(spec.substr(0, comma));
-        spec.remove_prefix(std::min(comma + 1, spec.size()));
+    for (const std::string& pattern : split(spec, ',')) {
         if (pattern.empty()) continue;
         glob_t found{};
         const int rc = ::glob(pattern.c_str(), 0, nullptr, &found);

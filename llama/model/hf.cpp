@@ -14,6 +14,7 @@
 #include "llama/base/finite.h"
 #include "llama/base/folder_file.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -24,11 +25,7 @@ constexpr const char* kIndex = kWeightIndex;
 constexpr const char* kConfig = "config.json";
 constexpr const char* kHead = "lm_head.weight";
 
-static std::string shape_text(const std::vector<int64_t>& shape) {
-    std::string text;
-    for (const int64_t extent : shape) text += (text.empty() ? "" : ", ") + std::to_string(extent);
-    return "[" + text + "]";
-}
+static std::string shape_text(const std::vector<int64_t>& shape) { return "[" + joined(shape) + "]"; }
 
 // ---- finding a model ----
 

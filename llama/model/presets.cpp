@@ -129,10 +129,8 @@ const Preset& find_preset(std::string_view name) {
         if (name == p.name) return p;
         names.push_back(p.name);
     }
-    std::string list;
-    for (const std::string& n : names) list += (list.empty() ? "" : ", ") + n;
     refuse("no preset is called \"%.*s\": nearest is %s; there are %s", int(name.size()), name.data(),
-           nearest_name(name, names).c_str(), list.c_str());
+           nearest_name(name, names).c_str(), joined(names).c_str());
 }
 
 std::string preset_table() {

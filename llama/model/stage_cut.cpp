@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/runtime/request.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -68,15 +69,12 @@ std::vector<StageUnits> cut_stages(const std::vector<UnitFlops>& units, int stag
 }
 
 std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_t blocks, int stages) {
-    std::string asked;
+    const std::string asked = joined(blocks_of, ",");
     int64_t total = 0;
-    for (const int64_t n : blocks_of) {
-        asked += (asked.empty() ? "" : ",") + std::to_string(n);
-        total = checked_add(total, n, "blocks");
-    }
-    std::string even;
-    for (int s = 0; s < stages; ++s)
-        even += (even.empty() ? "" : ",") + std::to_string(blocks / stages + (s < blocks % stages ? 1 : 0));
+    for (const int64_t n : blocks_of) total = checked_add(total, n, "blocks");
+    std::vector<int64_t> even_blocks;
+    for (int s = 0; s < stages; ++s) even_blocks.push_back(blocks / stages + (s < blocks % stages ? 1 : 0));
+    const std::string even = joined(even_blocks, ",");
     require_request(int(blocks_of.size()) == stages,
                     "a cut into %s blocks: these are %lld stages, there are %d\n  nearest: %s", asked.c_str(),
                     (long long)blocks_of.size(), stages, even.c_str());
@@ -96,12 +94,10 @@ std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_
 }
 
 std::string text_of(const std::vector<StageUnits>& cut, int64_t blocks) {
-    std::string out;
-    for (const StageUnits& s : cut) {
-        const int first = std::max(s.first_unit, 1), last = int(std::min<int64_t>(s.last_unit, blocks));
-        out += (out.empty() ? "" : ",") + std::to_string(std::max(0, last - first + 1));
-    }
-    return out;
+    std::vector<int64_t> counts;
+    for (const StageUnits& s : cut)
+        counts.push_back(std::max<int64_t>(0, std::min<int64_t>(s.last_unit, blocks) - std::max(s.first_unit, 1) + 1));
+    return joined(counts, ",");
 }
 
 PipelineCosts costs_of(const std::vector<StageUnits>& cut, const std::vector<UnitFlops>& units) {

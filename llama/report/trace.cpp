@@ -7,6 +7,7 @@
 #include "comm/grid.h"
 #include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -34,8 +35,7 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     const std::chrono::duration<double> now = std::chrono::steady_clock::now().time_since_epoch();
     const double began = now.count() - steps_.back().second.seconds_since(origin_);
     const std::string own = events() + memory_events(memory_, began, process_.rank(), kMemory);
-    std::string text;
-    for (const std::string& rank : process_.gather_text(own)) text += (text.empty() ? "" : ",\n") + rank;
+    const std::string text = joined(process_.gather_text(own), ",\n");
     if (!process_.is_root()) return true;
     write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
     for (const auto& [number, begin] : steps_)

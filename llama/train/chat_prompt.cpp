@@ -22,6 +22,7 @@
 #include "llama/base/clock.h"
 #include "llama/base/folder_file.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 
 extern char** environ;
 
@@ -101,10 +102,8 @@ static bool is_ours(const fs::path& path) {
 static std::string find_python() {
     const char* const path = std::getenv("PATH");
     std::string refused;
-    std::string all = path ? path : "/usr/local/bin:/usr/bin:/bin";
-    for (size_t at = 0, end; at <= all.size(); at = end + 1) {
-        end = std::min(all.find(':', at), all.size());
-        const std::string found = all.substr(at, end - at) + "/python3";
+    for (const std::string& folder : split(path ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+        const std::string found = folder + "/python3";
         std::error_code none;
         const fs::path real = fs::canonical(found, none);
         if (found[0] != '/' || none || ::access(found.c_str(), X_OK) != 0) continue;

@@ -296,14 +296,11 @@ class ConfigFile : public CLI::ConfigTOML {
         require(row.is_list, "%s: '%s' is given a list and takes one value: %s", where.c_str(), key,
                 row.placeholder.c_str());
         require(!entry.values.empty(), "%s: the list of '%s' is empty\n  leave it out", where.c_str(), key);
-        std::string all;
-        for (const std::string& one : entry.values) {
+        for (const std::string& one : entry.values)
             require(!one.empty() && one.find(',') == std::string::npos,
                     "%s: '%s' has '%s' in its list; values are joined by commas, so none can be empty or hold one",
                     where.c_str(), key, one.c_str());
-            all += (all.empty() ? "" : ",") + one;
-        }
-        return all;
+        return joined(entry.values, ",");
     }
 
     const CLI::App& app_;

@@ -11,6 +11,7 @@
 
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/text.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/checkpoint/gguf.h"
 #include "llama/model/hf.h"
@@ -26,10 +27,8 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table, b
         summary(config) + "\n\n" + format("  %-52s %-18s %14s %6s\n", "tensor", "shape", "offset", "decay");
     for (const Tensor& t : table.tensors()) {
         if (t.unit > 2 && t.unit < int(table.units().size()) - 1) continue;  // blocks 2... look like the first
-        std::string shape;
-        for (int64_t n : t.shape) shape += (shape.empty() ? "" : " x ") + std::to_string(n);
-        text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), shape.c_str(), (long long)t.offset,
-                       t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
+        text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), joined(t.shape, " x ").c_str(),
+                       (long long)t.offset, t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
         const Unit& unit = table.units()[size_t(t.unit)];
         const bool last = &t == &table.tensors()[size_t(unit.first_tensor + unit.tensors - 1)];
         if (t.unit == 2 && last && config.layers > 2)
@@ -216,11 +215,7 @@ int export_command(const ExportOptions& o) {
 // Sums in double in the order given, divided and rounded once.
 int average_command(const AverageOptions& o) {
     std::vector<std::string> folders;
-    for (size_t at = 0; at <= o.from.size();) {
-        const size_t end = std::min(o.from.find(',', at), o.from.size());
-        folders.push_back(model_folder(o.from.substr(at, end - at)));
-        at = end + 1;
-    }
+    for (const std::string& from : split(o.from, ',')) folders.push_back(model_folder(from));
     require_request(folders.size() > 1, "average: one model, %s, is its own mean\n  nearest: train_llama export",
                     o.from.c_str());
     const ModelConfig config = load_config(folders[0]);

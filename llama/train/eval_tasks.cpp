@@ -76,10 +76,8 @@ EvalTask::EvalTask(const std::string& folder, const std::string& name, int64_t l
     : name_(name), path_(folder + "/" + name + ".jsonl") {
     const std::string text = read_file(path_, kEvalTask);
     int64_t number = 0;
-    for (size_t at = 0; at < text.size() && (limit == 0 || examples() < limit);) {
-        const size_t end = std::min(text.find('\n', at), text.size());
-        const std::string line = text.substr(at, end - at);
-        at = end + 1;
+    for (const std::string& line : split(text, '\n')) {
+        if (limit > 0 && examples() == limit) break;
         ++number;
         if (line.find_first_not_of(" \t\r") == std::string::npos) continue;
         lines_.push_back(number);
@@ -139,24 +137,18 @@ std::vector<EvalTask> load_eval_tasks(const std::string& folder, const std::stri
     std::vector<std::string> there, asked;
     for (const std::string& file : names_in(folder))
         if (file.size() > 6 && file.ends_with(".jsonl")) there.push_back(file.substr(0, file.size() - 6));
-    for (size_t at = 0; at <= names.size();) {
-        const size_t end = std::min(names.find(',', at), names.size());
-        if (end > at) asked.push_back(names.substr(at, end - at));
-        at = end + 1;
-    }
+    for (const std::string& name : split(names, ','))
+        if (!name.empty()) asked.push_back(name);
     require_request(!asked.empty(), "no evaluation task is named: give names such as hellaswag,perplexity");
     std::vector<EvalTask> tasks;
     for (size_t i = 0; i < asked.size(); ++i) {
         const std::string& name = asked[i];
         require_request(std::find(asked.begin(), asked.begin() + int64_t(i), name) == asked.begin() + int64_t(i),
                         "evaluation task %s is named twice", name.c_str());
-        if (std::find(there.begin(), there.end(), name) == there.end()) {
-            std::string list;
-            for (const std::string& t : there) list += (list.empty() ? "" : ", ") + t;
+        if (std::find(there.begin(), there.end(), name) == there.end())
             fail("evaluation task %s: %s/%s.jsonl is not there%s\n  python3 data_prep/prepare.py eval %s --out %s",
-                 name.c_str(), folder.c_str(), name.c_str(), list.empty() ? "" : ("; the folder has " + list).c_str(),
-                 name.c_str(), folder.c_str());
-        }
+                 name.c_str(), folder.c_str(), name.c_str(),
+                 there.empty() ? "" : ("; the folder has " + joined(there)).c_str(), name.c_str(), folder.c_str());
         tasks.emplace_back(folder, name, limit);
     }
     return tasks;

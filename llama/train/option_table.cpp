@@ -62,15 +62,9 @@ std::string wrong_real_number(const std::string& text, double min, double max) {
                   std::min(std::max(real, min), max));
 }
 
-static std::string joined(const std::vector<std::string>& names) {
-    std::string all;
-    for (const auto& n : names) all += (all.empty() ? "" : "|") + n;
-    return all;
-}
-
 std::string wrong_name(const std::string& text, const std::vector<std::string>& names) {
     if (std::find(names.begin(), names.end(), text) != names.end()) return "";
-    return format("'%s' is not one of %s; nearest: %s", text.c_str(), joined(names).c_str(),
+    return format("'%s' is not one of %s; nearest: %s", text.c_str(), joined(names, "|").c_str(),
                   nearest_name(text, names).c_str());
 }
 
@@ -195,8 +189,8 @@ OptionRow& OptionGroup::seed(const FlagName& flag, ResumeClass keeps, uint64_t& 
 OptionRow& OptionGroup::one_of(const FlagName& flag, ResumeClass keeps, const std::vector<std::string>& names,
                                const std::string& default_text, const std::string& help,
                                std::function<void(const std::string&)> set) {
-    OptionRow& row = add(flag, keeps, joined(names), default_text, help);
-    for (const std::string& name : names) row.range += (row.range.empty() ? "" : ", ") + name;
+    OptionRow& row = add(flag, keeps, joined(names, "|"), default_text, help);
+    row.range = joined(names);
     row.wrong = [names](const std::string& text) { return wrong_name(text, names); };
     row.set = std::move(set);
     return row;

@@ -15,6 +15,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 #include "llama/checkpoint/after_save.h"
 #include "llama/data/data_loader.h"
 #include "llama/model/hf.h"
@@ -142,11 +143,10 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
 // `steps` is what the store has, descending.
 static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::vector<int64_t>& steps, int64_t step,
                                       const char* flag) {
-    std::string have;
-    for (auto it = steps.rbegin(); it != steps.rend(); ++it) have += (have.empty() ? "" : ", ") + std::to_string(*it);
+    const std::vector<int64_t> ascending(steps.rbegin(), steps.rend());
     require_request(std::find(steps.begin(), steps.end(), step) != steps.end(),
                     "%s %lld: %s holds no such checkpoint; it has: %s", flag, (long long)step, store.folder().c_str(),
-                    have.empty() ? "none" : have.c_str());
+                    steps.empty() ? "none" : joined(ascending).c_str());
     ResumePoint point{.folder = store.path(step), .manifest = checked_manifest(store.path(step))};
     require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
             (long long)point.manifest.step);

@@ -18,6 +18,7 @@
 #include "llama/base/crc32.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/snapshots.h"
@@ -45,16 +46,10 @@ void check_same_flags(const TrainOptions& o, Process& process) {
     for (const auto& [flag, value] : o.values)
         if (!kOwn.count(flag)) all += as_text(flag) + '\n';
     const std::vector<std::string> ranks = process.all_gather_text(all);
-    const auto lines = [](const std::string& text) {
-        std::set<std::string> set;
-        for (size_t at = 0, end; at < text.size(); at = end + 1)
-            set.insert(text.substr(at, (end = text.find('\n', at)) - at));
-        return set;
-    };
-    const std::set<std::string> first = lines(ranks[0]);
+    const std::vector<std::string> first = split(ranks[0], '\n');
     for (size_t r = 1; r < ranks.size(); ++r)
-        for (const std::string& line : lines(ranks[r]))
-            require_request(first.count(line) > 0,
+        for (const std::string& line : split(ranks[r], '\n'))
+            require_request(std::find(first.begin(), first.end(), line) != first.end(),
                             "rank %zu was started with %s, rank 0 was not\n  start all ranks with the same flags", r,
                             line.c_str());
 }

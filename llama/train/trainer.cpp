@@ -22,6 +22,7 @@
 #include "kernels/runtime/request.h"
 #include "llama/base/clock.h"
 #include "llama/base/fault.h"
+#include "llama/base/text.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/replicas.h"
 #include "llama/model/recipe.h"
@@ -301,11 +302,10 @@ static void announce_steps(Trainer& t) {
                                               .c_str()));
     if (o.init_from.empty())
         if (const std::string odd = unlike_published(t.core->config, o.lr, double(t.batches->tokens_per_step()));
-            !odd.empty())
-            for (size_t at = 0, end; at < odd.size(); at = end + 1) {
-                end = std::min(odd.find('\n', at), odd.size());
-                log.line((at == 0 ? "advice   " : "         ") + odd.substr(at, end - at));
-            }
+            !odd.empty()) {
+            const std::vector<std::string> lines = split(odd, '\n');
+            for (const std::string& line : lines) log.line((&line == lines.data() ? "advice   " : "         ") + line);
+        }
     if (!o.init_from.empty() && !o.given.count("lr") && t.start.first_step() == 1)
         log.line(format("         lr %g is the default with --init-from; --lr sets another", o.lr));
 }
