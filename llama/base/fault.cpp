@@ -3,6 +3,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
@@ -63,15 +64,31 @@ constexpr Point kPoints[] = {
 struct Action {
     const char* name;
     FaultAction action;
+    int signal = 0, error = 0;  // that this process gets, or that a system call fails with
 };
 constexpr Action kActions[] = {
-    {"kill", FaultAction::kill},   {"stop", FaultAction::stop},     {"term", FaultAction::term},
-    {"usr1", FaultAction::usr1},   {"int", FaultAction::interrupt}, {"sleep", FaultAction::sleep},
-    {"error", FaultAction::error}, {"eio", FaultAction::eio},       {"enospc", FaultAction::enospc},
-    {"efbig", FaultAction::efbig}, {"eacces", FaultAction::eacces}, {"estale", FaultAction::estale},
-    {"nan", FaultAction::nan},     {"inf", FaultAction::inf},       {"flip", FaultAction::flip},
+    {"kill", FaultAction::kill, SIGKILL},
+    {"stop", FaultAction::stop, SIGSTOP},
+    {"term", FaultAction::term, SIGTERM},
+    {"usr1", FaultAction::usr1, SIGUSR1},
+    {"int", FaultAction::interrupt, SIGINT},
+    {"sleep", FaultAction::sleep},
+    {"error", FaultAction::error},
+    {"eio", FaultAction::eio, 0, EIO},
+    {"enospc", FaultAction::enospc, 0, ENOSPC},
+    {"efbig", FaultAction::efbig, 0, EFBIG},
+    {"eacces", FaultAction::eacces, 0, EACCES},
+    {"estale", FaultAction::estale, 0, ESTALE},
+    {"nan", FaultAction::nan},
+    {"inf", FaultAction::inf},
+    {"flip", FaultAction::flip},
     {"spike", FaultAction::spike},
 };
+
+Action row_of(FaultAction action) {
+    const auto row = std::ranges::find(kActions, action, &Action::action);
+    return row == std::end(kActions) ? Action{"none", action} : *row;
+}
 
 bool is_number(const std::string& text) {
     return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
@@ -130,47 +147,10 @@ FaultSpec parse_fault(const std::string& text) {
     return spec;
 }
 
-int error_number(FaultAction action) {
-    switch (action) {
-        case FaultAction::eio:
-            return EIO;
-        case FaultAction::enospc:
-            return ENOSPC;
-        case FaultAction::efbig:
-            return EFBIG;
-        case FaultAction::eacces:
-            return EACCES;
-        case FaultAction::estale:
-            return ESTALE;
-        default:
-            return 0;
-    }
-}
-
 void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
-    int signal = 0;
-    switch (spec.action) {
-        case FaultAction::kill:
-            signal = SIGKILL;
-            break;
-        case FaultAction::stop:
-            signal = SIGSTOP;
-            break;
-        case FaultAction::term:
-            signal = SIGTERM;
-            break;
-        case FaultAction::usr1:
-            signal = SIGUSR1;
-            break;
-        case FaultAction::interrupt:
-            signal = SIGINT;
-            break;
-        default:
-            break;
-    }
     std::fprintf(stderr, "fault: rank %d reached %s, hit %lld\n", rank, point, (long long)hit);
     std::fflush(stderr);
-    if (signal) {
+    if (const int signal = row_of(spec.action).signal) {
         ::raise(signal);  // in this thread: a handler has run when this returns
         if (signal == SIGKILL || signal == SIGSTOP) ::usleep(100000);  // the whole process, in a moment
     }
@@ -227,7 +207,7 @@ class FaultState : public std::enable_shared_from_this<FaultState> {
 
 FaultAction fault_hit(const char* point) { return faults->hit(point); }
 
-int fault_errno_hit(const char* point) { return error_number(fault_hit(point)); }
+int fault_errno_hit(const char* point) { return row_of(fault_hit(point)).error; }
 
 }  // namespace detail
 

@@ -8,20 +8,20 @@
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 #include "llama/model/presets.h"
 #include "llama/report/plot.h"
 
 namespace rz {
 
-static bool read_widths(const std::string& text, std::vector<int64_t>& widths) {
-    widths.clear();
-    std::istringstream in(text);
-    for (std::string one; std::getline(in, one, ',');) {
-        if (!wrong_whole_number(one, 8, 1 << 20).empty()) return false;
+static std::optional<std::vector<int64_t>> parse_widths(const std::string& text) {
+    std::vector<int64_t> widths;
+    for (const std::string& one : split(text, ',')) {
+        if (!wrong_whole_number(one, 8, 1 << 20).empty()) return std::nullopt;
         widths.push_back(std::stoll(one));
-        if (widths.size() > 1 && widths.back() <= widths[widths.size() - 2]) return false;
+        if (widths.size() > 1 && widths.back() <= widths[widths.size() - 2]) return std::nullopt;
     }
-    return widths.size() > 1 && text.back() != ',';
+    return widths.size() > 1 ? std::optional(widths) : std::nullopt;
 }
 
 CommandTable own_command_table(CoordinatesOptions& o) {
@@ -30,15 +30,10 @@ CommandTable own_command_table(CoordinatesOptions& o) {
                        "coordinate check of muP. Takes every flag of training, too",
                        {}};
     OptionGroup g(table.rows, "Coordinates");
-    g.checked(
-         "--widths", ResumeClass::no, "W,W,...", "Values of --dim, ascending; heads and ffn grow with it.",
-         [](const std::string& text) {
-             std::vector<int64_t> widths;
-             return read_widths(text, widths) ? ""
-                                              : "'" + text + "' must be two or more widths that ascend: 64,128,256";
-         },
-         [&o](const std::string& text) { o.widths = text; })
-        .default_text = o.widths;
+    g.parsed("--widths", ResumeClass::no, "W,W,...", "Values of --dim, ascending; heads and ffn grow with it.",
+             "must be two or more widths that ascend: 64,128,256", parse_widths,
+             [&o](const auto& widths) { o.widths = widths; })
+        .default_text = joined(o.widths, ",");
     return table;
 }
 
@@ -61,10 +56,8 @@ std::vector<TrainOptions> coordinate_runs(const CoordinatesOptions& o) {
                     "  leave --init-from and --resume out");
     ModelConfig base = find_preset(o.train.preset).config;
     override_fields(o.train, base);
-    std::vector<int64_t> widths;
-    read_widths(o.widths, widths);
     std::vector<TrainOptions> runs;
-    for (const int64_t width : widths) {
+    for (const int64_t width : o.widths) {
         TrainOptions run = o.train;
         const auto grown = [&](const char* flag, int64_t n) {
             require_request(n * width % base.dim == 0 && n * width >= base.dim,
@@ -120,8 +113,7 @@ double slope(const std::vector<std::pair<double, double>>& points) {
 }  // namespace
 
 int draw_coordinates(const CoordinatesOptions& o) {
-    std::vector<int64_t> widths;
-    read_widths(o.widths, widths);
+    const std::vector<int64_t>& widths = o.widths;
     std::vector<std::vector<Json>> runs;
     for (const TrainOptions& run : coordinate_runs(o)) runs.push_back(blocks_by_step(run.out + "/stats.jsonl"));
     const size_t steps = size_t(o.train.steps);

@@ -11,7 +11,7 @@ namespace rz {
 
 struct CoordinatesOptions {
     TrainOptions train;
-    std::string widths = "64,128,256";
+    std::vector<int64_t> widths = {64, 128, 256};
 };
 // The command's own flags, then those of training; or the former alone, for the list of commands.
 CommandTable command_table(CoordinatesOptions&);

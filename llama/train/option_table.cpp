@@ -99,10 +99,8 @@ OptionRow& OptionGroup::text(const FlagName& flag, ResumeClass keeps, std::strin
 
 OptionRow& OptionGroup::whole(const FlagName& flag, ResumeClass keeps, int64_t& to, int64_t min, int64_t max,
                               const char* help) {
-    OptionRow& row = add(flag, keeps, "N", std::to_string(to), help);
-    row.range = whole_range(min, max);
-    row.wrong = [min, max](const std::string& text) { return wrong_whole_number(text, min, max); };
-    row.set = [&to](const std::string& text) { to = std::strtoll(text.c_str(), nullptr, 10); };
+    OptionRow& row = given_whole(flag, keeps, min, max, help, [&to](int64_t value) { to = value; });
+    row.default_text = std::to_string(to);
     return row;
 }
 
@@ -156,27 +154,24 @@ OptionRow& OptionGroup::real(const FlagName& flag, ResumeClass keeps, double& to
     return row;
 }
 
-static void make_switch(OptionRow& row) {
+template <class Switch>
+static OptionRow& make_switch(OptionRow& row, Switch& to) {
     row.is_switch = true;
     row.wrong = [](const std::string& text) {
         const std::string value = switch_value(text);
         return value == "on" || value == "off" ? "" : "'" + text + "' is not on or off";
     };
     row.plain = [](const std::string& text) { return switch_value(text); };
+    row.set = [&to](const std::string& text) { to = text == "on"; };
+    return row;
 }
 
 OptionRow& OptionGroup::on_off(const FlagName& flag, ResumeClass keeps, bool& to, const char* help) {
-    OptionRow& row = add(flag, keeps, "on|off", to ? "on" : "off", help);
-    make_switch(row);
-    row.set = [&to](const std::string& text) { to = text == "on"; };
-    return row;
+    return make_switch(add(flag, keeps, "on|off", to ? "on" : "off", help), to);
 }
 
 OptionRow& OptionGroup::on_off(const FlagName& flag, ResumeClass keeps, std::optional<bool>& to, const char* help) {
-    OptionRow& row = add(flag, keeps, "on|off", "", help);
-    make_switch(row);
-    row.set = [&to](const std::string& text) { to = text == "on"; };
-    return row;
+    return make_switch(add(flag, keeps, "on|off", "", help), to);
 }
 
 OptionRow& OptionGroup::seed(const FlagName& flag, ResumeClass keeps, uint64_t& to, const char* help) {

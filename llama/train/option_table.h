@@ -112,6 +112,15 @@ class OptionGroup {
     OptionRow& checked(const FlagName& flag, ResumeClass keeps, const char* placeholder, const char* help,
                        std::function<std::string(const std::string&)> wrong,
                        std::function<void(const std::string&)> set);
+    // parse() gives the value that set() takes, or nothing; then it is said that 'TEXT' `is_wrong`.
+    template <class Parse, class Set>
+    OptionRow& parsed(const FlagName& flag, ResumeClass keeps, const char* placeholder, const char* help,
+                      const std::string& is_wrong, Parse parse, Set set) {
+        return checked(
+            flag, keeps, placeholder, help,
+            [=](const std::string& text) { return parse(text) ? "" : "'" + text + "' " + is_wrong; },
+            [=](const std::string& text) { set(*parse(text)); });
+    }
     OptionRow& real(const FlagName& flag, ResumeClass keeps, double& to, double min, double max, const char* help);
     OptionRow& on_off(const FlagName& flag, ResumeClass keeps, bool& to, const char* help);
     OptionRow& on_off(const FlagName& flag, ResumeClass keeps, std::optional<bool>& to, const char* help);

@@ -10,25 +10,15 @@
 
 namespace rz {
 
-// A plan is made of a run's flags: they are parsed and checked as the run's would be.
-static std::optional<int> parse_plan(const std::vector<std::string>& arguments, Command& command) {
-    PlanOptions& plan = command.emplace<PlanOptions>();
-    const CommandTable table = command_table(plan);
+// Commands that take every flag of training, too: those are parsed and checked as the run's would be.
+template <class Options>
+static std::optional<int> parse_with_training(std::span<const std::string> arguments, Options& o) {
+    const std::vector<std::string> own(arguments.begin() + 1, arguments.end());
+    const CommandTable table = command_table(o);
     ParsedFlags found;
-    if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
-    resolve_defaults(plan.train, arguments, table, found);
-    check_given(plan.train);
-    return std::nullopt;
-}
-
-static std::optional<int> parse_coordinates(const std::vector<std::string>& arguments, Command& command) {
-    CoordinatesOptions& check = command.emplace<CoordinatesOptions>();
-    const CommandTable table = command_table(check);
-    ParsedFlags found;
-    if (const std::optional<int> exit_code = parse_flags(arguments, {&table, 1}, found)) return exit_code;
-    resolve_defaults(check.train, arguments, table, found);
-    check_given(check.train);
-    coordinate_runs(check);  // refuses what is wrong
+    if (const std::optional<int> exit_code = parse_flags(own, {&table, 1}, found)) return exit_code;
+    resolve_defaults(o.train, own, table, found);
+    check_given(o.train);
     return std::nullopt;
 }
 
@@ -38,9 +28,13 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
         return 0;
     }
     if (!arguments.empty() && arguments[0] == "plan")
-        return parse_plan({arguments.begin() + 1, arguments.end()}, command);
-    if (!arguments.empty() && arguments[0] == "coordinates")
-        return parse_coordinates({arguments.begin() + 1, arguments.end()}, command);
+        return parse_with_training(arguments, command.emplace<PlanOptions>());
+    if (!arguments.empty() && arguments[0] == "coordinates") {
+        CoordinatesOptions& check = command.emplace<CoordinatesOptions>();
+        const std::optional<int> exit_code = parse_with_training(arguments, check);
+        if (!exit_code) coordinate_runs(check);  // refuses what is wrong
+        return exit_code;
+    }
     if (!arguments.empty() && arguments[0] == "average") arguments = models_as_flag(arguments);
     TrainOptions train;
     PlanOptions plan;

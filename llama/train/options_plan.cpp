@@ -10,21 +10,18 @@ namespace rz {
 constexpr int64_t kMostTokens = int64_t(1) << 50;
 
 // 4194304, 4M (of 10^6), 15T
-static std::string wrong_count(const std::string& text) {
+static std::optional<int64_t> parse_tokens(const std::string& text) {
     char* end = nullptr;
     const double value = std::strtod(text.c_str(), &end);
     const std::string unit = end;
-    const bool known = unit.empty() || unit == "K" || unit == "M" || unit == "B" || unit == "T";
-    if (end == text.c_str() || !known || !(value > 0) || value > 1e18)
-        return text + " is no number of tokens: 4194304, 500M, 160B and 15T are";
-    return "";
-}
-
-static int64_t parse_count(const std::string& text) {
-    char* end = nullptr;
-    const double value = std::strtod(text.c_str(), &end);
-    const double unit = *end == 'K' ? 1e3 : *end == 'M' ? 1e6 : *end == 'B' ? 1e9 : *end == 'T' ? 1e12 : 1;
-    return std::llround(std::min(value * unit, double(kMostTokens)));
+    const double each = unit.empty()  ? 1
+                        : unit == "K" ? 1e3
+                        : unit == "M" ? 1e6
+                        : unit == "B" ? 1e9
+                        : unit == "T" ? 1e12
+                                      : 0;
+    if (end == text.c_str() || each == 0 || !(value > 0) || value > 1e18) return std::nullopt;
+    return std::llround(std::min(value * each, double(kMostTokens)));
 }
 
 CommandTable own_command_table(PlanOptions& o) {
@@ -40,9 +37,13 @@ CommandTable own_command_table(PlanOptions& o) {
     g.text("--gpu", ResumeClass::no, o.machine,
            "Machine: the name of a file in llama/configs/machines, or a file like those.", "NAME")
         .required = true;
-    g.checked("--tokens", ResumeClass::no, "N",
-              "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]", wrong_count,
-              [&o](const std::string& text) { o.tokens = parse_count(text); });
+    g.checked(
+        "--tokens", ResumeClass::no, "N",
+        "Number of tokens of the whole run, for days and GPU hours: 160B. [--steps of them]",
+        [](const std::string& text) {
+            return parse_tokens(text) ? "" : text + " is no number of tokens: 4194304, 500M, 160B and 15T are";
+        },
+        [&o](const std::string& text) { o.tokens = *parse_tokens(text); });
     g.real("--days", ResumeClass::no, o.days, 0, 1e5, "Days that the run may take: how many tokens are they?");
     g.real(
         "--host-gib", ResumeClass::no, o.host_gib, 0, 1e6,

@@ -2,11 +2,13 @@
 
 #include "llama/train/options_train.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 
 #include "llama/base/clock.h"
+#include "llama/base/text.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/model/presets.h"
 #include "llama/train/options_schedule.h"
@@ -55,19 +57,13 @@ static void add_model(OptionGroup g, TrainOptions& o) {
         "zero. -1: 1 / sqrt(2 layers).");
 }
 
-static bool set_skip_blocks(const std::string& text, Fp8Options& fp8) {
-    const size_t comma = text.find(',');
-    if (comma == std::string::npos) return false;
-    const std::string first = text.substr(0, comma), last = text.substr(comma + 1);
-    for (const std::string& number : {first, last})
-        if (number.size() > 9 || !wrong_whole_number(number, 0, 1 << 20).empty()) return false;
-    fp8.skip_first = std::stoll(first), fp8.skip_last = std::stoll(last);
-    return true;
-}
-
-static std::string wrong_skip_blocks(const std::string& text) {
-    Fp8Options fp8;
-    return set_skip_blocks(text, fp8) ? "" : format("'%s' is not FIRST,LAST: two numbers, such as 1,1", text.c_str());
+// "1,2"
+static std::optional<std::array<int64_t, 2>> parse_skip_blocks(const std::string& text) {
+    const std::vector<std::string> numbers = split(text, ',');
+    if (numbers.size() != 2) return std::nullopt;
+    for (const std::string& number : numbers)
+        if (number.size() > 9 || !wrong_whole_number(number, 0, 1 << 20).empty()) return std::nullopt;
+    return std::array{int64_t(std::stoll(numbers[0])), int64_t(std::stoll(numbers[1]))};
 }
 
 static std::string wrong_loss_scale(const std::string& text) {
@@ -92,7 +88,7 @@ static std::string wrong_duration(const std::string& text) {
 }
 
 // 4194304, 4M (of 2^20, as batches are counted), 0.5M
-static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
+static std::optional<int64_t> parse_batch_tokens(const std::string& text) {
     double value = 0;
     const auto [after, bad] = std::from_chars(text.data(), text.data() + text.size(), value, std::chars_format::fixed);
     const std::string unit(after, text.data() + text.size());
@@ -103,28 +99,26 @@ static bool read_batch_tokens(const std::string& text, int64_t& tokens) {
                                            : 0;
     const double all = value * tokens_of;
     if (bad != std::errc() || tokens_of == 0 || !(all >= 0 && all <= double(kBig)) || all != std::floor(all))
-        return false;
-    tokens = int64_t(all);
-    return true;
+        return std::nullopt;
+    return int64_t(all);
 }
 
 // "4M:252M,8M:2870G": batches as --batch-tokens has them, tokens as counts (k, M, B of 1000)
-static bool read_ramp(const std::string& text, std::vector<TrainOptions::RampStage>& stages) {
-    stages.clear();
-    for (size_t at = 0; at < text.size();) {
-        const size_t end = std::min(text.find(',', at), text.size()), colon = text.find(':', at);
-        if (colon >= end || end + 1 == text.size()) return false;
-        TrainOptions::RampStage s{};
-        const std::string until = text.substr(colon + 1, end - colon - 1);
-        if (!read_batch_tokens(text.substr(at, colon - at), s.batch_tokens) || s.batch_tokens == 0) return false;
-        if (!wrong_whole_number(plain_count(until), 1, kBig).empty()) return false;
-        s.until = std::strtoll(plain_count(until).c_str(), nullptr, 10);
-        if (!stages.empty() && (s.until <= stages.back().until || s.batch_tokens % stages.back().batch_tokens != 0))
-            return false;
+static std::optional<std::vector<TrainOptions::RampStage>> parse_ramp(const std::string& text) {
+    std::vector<TrainOptions::RampStage> stages;
+    if (text.empty()) return stages;
+    for (const std::string& part : split(text, ',')) {
+        const size_t colon = part.find(':');
+        if (colon == std::string::npos) return std::nullopt;
+        const int64_t batch = parse_batch_tokens(part.substr(0, colon)).value_or(0);
+        const std::string until = plain_count(part.substr(colon + 1));
+        if (batch == 0 || !wrong_whole_number(until, 1, kBig).empty()) return std::nullopt;
+        const TrainOptions::RampStage s{batch, std::stoll(until)};
+        if (!stages.empty() && (s.until <= stages.back().until || batch % stages.back().batch_tokens != 0))
+            return std::nullopt;
         stages.push_back(s);
-        at = end + 1;
     }
-    return true;
+    return stages;
 }
 
 static void add_guards(OptionGroup g, TrainOptions& o) {
@@ -218,39 +212,26 @@ static void add_batch(std::vector<OptionRow>& rows, TrainOptions& o) {
         .default_text = std::to_string(o.batch);
     batch.whole("--seq-len", ResumeClass::always, o.seq_len, 1, 1 << 24, "Number of tokens per sequence.").basic();
     batch
-        .checked(
+        .parsed(
             "--batch-tokens", ResumeClass::always, "N",
             "Number of tokens per update over all ranks, by accumulation: 524288, 512K and 0.5M are the same. 0: one "
             "micro-batch.",
-            [](const std::string& text) {
-                int64_t tokens = 0;
-                return read_batch_tokens(text, tokens)
-                           ? ""
-                           : "'" + text +
-                                 "' is no whole number of tokens from 0 on, such as 524288, 512K or 4M (of 2^20)";
-            },
-            [&o](const std::string& text) { read_batch_tokens(text, o.batch_tokens); })
+            "is no whole number of tokens from 0 on, such as 524288, 512K or 4M (of 2^20)", parse_batch_tokens,
+            [&o](int64_t tokens) { o.batch_tokens = tokens; })
         .basic()
         .kept_as([](const std::string& text) {
-            int64_t tokens = 0;
-            return read_batch_tokens(text, tokens) ? std::to_string(tokens) : text;  // 4M is 4194304
+            const std::optional<int64_t> tokens = parse_batch_tokens(text);  // 4M is 4194304
+            return tokens ? std::to_string(*tokens) : text;
         })
         .default_text = "0";
     batch
-        .checked(
-            "--batch-ramp", ResumeClass::always, "BATCH:TOKENS,...",
-            "Smaller updates at first, of BATCH tokens until the run has seen TOKENS, then of --batch-tokens: "
-            "4M:252M,8M:2870B is Llama 3 405B's before 16M. Each divides the next. A checkpoint is saved where it "
-            "grows.",
-            [](const std::string& text) {
-                std::vector<TrainOptions::RampStage> stages;
-                return read_ramp(text, stages)
-                           ? ""
-                           : "'" + text +
-                                 "' is not BATCH:TOKENS,...: batches of which each divides the "
-                                 "next, until numbers of tokens that ascend, such as 64K:1M,128K:5M";
-            },
-            [&o](const std::string& text) { read_ramp(text, o.batch_ramp); })
+        .parsed("--batch-ramp", ResumeClass::always, "BATCH:TOKENS,...",
+                "Smaller updates at first, of BATCH tokens until the run has seen TOKENS, then of --batch-tokens: "
+                "4M:252M,8M:2870B is Llama 3 405B's before 16M. Each divides the next. A checkpoint is saved where it "
+                "grows.",
+                "is not BATCH:TOKENS,...: batches of which each divides the next, until numbers of tokens that ascend, "
+                "such as 64K:1M,128K:5M",
+                parse_ramp, [&o](const auto& stages) { o.batch_ramp = stages; })
         .is_list = true;
     batch.whole("--grad-accum", ResumeClass::no, o.grad_accum, 0, kMostMicroBatches,
                 "Number of micro-batches of each rank per update, instead of --batch-tokens. 0: by --batch-tokens.");
@@ -353,9 +334,10 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
                   "Keep the weights of layers in fp8 as fp8 too, as they lie and transposed (with --zero 0 to 2): "
                   "2 bytes a weight, quantised once a step, not in every pass; the same bits.");
     device
-        .checked("--fp8-skip-blocks", ResumeClass::always, "FIRST,LAST",
-                 "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]", wrong_skip_blocks,
-                 [&o](const std::string& text) { set_skip_blocks(text, o.fp8); })
+        .parsed("--fp8-skip-blocks", ResumeClass::always, "FIRST,LAST",
+                "Number of blocks at the beginning and at the end whose layers stay in bf16. [0,0]",
+                "is not FIRST,LAST: two numbers, such as 1,1", parse_skip_blocks,
+                [&o](const auto& blocks) { o.fp8.skip_first = blocks[0], o.fp8.skip_last = blocks[1]; })
         .is_list = true;
     device.checked("--loss-scale", ResumeClass::always, "dynamic|POWER_OF_TWO",
                    "Factor of the loss before the backward pass, divided out again before the clip. dynamic: begins at "
@@ -394,52 +376,36 @@ static void add_device(std::vector<OptionRow>& rows, TrainOptions& o) {
     add_gemm_rows(device, ResumeClass::gpu, o.gemm_tune, o.gemm_cache);
 }
 
-static bool read_cut(const std::string& text, std::vector<int64_t>& blocks) {
-    blocks.clear();
-    for (const char *at = text.data(), *end = at + text.size(); at != end;) {
-        int64_t n = 0;
-        const auto [after, bad] = std::from_chars(at, end, n);
-        if (bad != std::errc() || n < 1 || n > kBig || (after != end && (*after != ',' || after + 1 == end)))
-            return false;
-        blocks.push_back(n);
-        at = after == end ? end : after + 1;
-    }
-    return true;
-}
-static std::string wrong_cut(const std::string& text) {
+static std::optional<std::vector<int64_t>> parse_cut(const std::string& text) {
     std::vector<int64_t> blocks;
-    if (read_cut(text, blocks)) return "";
-    return format("'%s' must be the number of blocks of each stage, at least 1, separated by commas", text.c_str());
+    if (text.empty()) return blocks;
+    for (const std::string& number : split(text, ',')) {
+        if (!wrong_whole_number(number, 1, kBig).empty()) return std::nullopt;
+        blocks.push_back(std::stoll(number));
+    }
+    return blocks;
 }
 
-static bool read_gather(const std::string& text, GatherFor& how, int64_t& window) {
-    const std::string head = "window:";
-    how = text == "op" ? GatherFor::op : text == "step" ? GatherFor::step : GatherFor::window;
-    if (how != GatherFor::window) return true;
-    const char* end = text.data() + text.size();
-    if (text.rfind(head, 0) != 0) return false;
-    const auto [after, bad] = std::from_chars(text.data() + head.size(), end, window);
-    return bad == std::errc() && after == end && window >= 1 && window <= (1 << 20);
-}
-static std::string wrong_gather(const std::string& text) {
-    GatherFor how;
-    int64_t window = 0;
-    if (read_gather(text, how, window)) return "";
-    return format("'%s' must be step, op or window:K with K at least 1; nearest: window:3", text.c_str());
+// How long, and the number of stages of "window:K".
+static std::optional<std::pair<GatherFor, int64_t>> parse_gather(const std::string& text) {
+    constexpr std::string_view kWindow = "window:";
+    if (text == "op") return std::pair(GatherFor::op, 0);
+    if (text == "step") return std::pair(GatherFor::step, 0);
+    if (!text.starts_with(kWindow) || !wrong_whole_number(text.substr(kWindow.size()), 1, 1 << 20).empty())
+        return std::nullopt;
+    return std::pair(GatherFor::window, std::stoll(text.substr(kWindow.size())));
 }
 
 // "dp,tp,cp,pp": nothing if each of the four does not stand in it once.
 static std::optional<std::array<Axis, 4>> parse_axis_order(const std::string& text) {
-    std::array<Axis, 4> order = {};
-    std::set<Axis> seen;
-    size_t at = 0;
-    for (Axis& axis : order) {
-        const size_t end = std::min(text.find(',', at), text.size());
-        for (const Axis a : GridOptions{}.order)
-            if (at <= text.size() && text.substr(at, end - at) == name_of(a)) axis = a, seen.insert(a);
-        at = end + 1;
-    }
-    return seen.size() == order.size() && at == text.size() + 1 ? std::optional(order) : std::nullopt;
+    const std::vector<std::string> names = split(text, ',');
+    std::array<Axis, 4> order = GridOptions{}.order;
+    const auto place = [&](Axis a) { return std::find(names.begin(), names.end(), name_of(a)); };
+    if (names.size() != order.size() ||
+        std::any_of(order.begin(), order.end(), [&](Axis a) { return place(a) == names.end(); }))
+        return std::nullopt;
+    std::sort(order.begin(), order.end(), [&](Axis a, Axis b) { return place(a) < place(b); });
+    return order;
 }
 
 static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
@@ -456,15 +422,20 @@ static void add_pipeline(OptionGroup& ranks, TrainOptions& o) {
     ranks.whole("--pp-stages-per-rank", ResumeClass::layout, o.pp_stages_per_rank, 0, 64,
                 "Number of stages on each rank (interleaved). 0: 2.");
     ranks
-        .checked("--pp-layers", ResumeClass::layout, "N,N,...",
-                 "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]", wrong_cut,
-                 [&o](const std::string& text) { read_cut(text, o.pp_cut); })
+        .parsed("--pp-layers", ResumeClass::layout, "N,N,...",
+                "Number of blocks of each stage, such as 3,3,4,2. [balanced by FLOPs]",
+                "must be the number of blocks of each stage, at least 1, separated by commas", parse_cut,
+                [&o](const auto& blocks) { o.pp_cut = blocks; })
         .was("pp-cut")
         .is_list = true;
     ranks
-        .checked("--pp-gather", ResumeClass::layout, "step|window:K|op",
-                 "How long ZeRO-3 keeps gathered parameters: the step, K stages, or one use.", wrong_gather,
-                 [&o](const std::string& text) { read_gather(text, o.pp_gather, o.pp_gather_window); })
+        .parsed("--pp-gather", ResumeClass::layout, "step|window:K|op",
+                "How long ZeRO-3 keeps gathered parameters: the step, K stages, or one use.",
+                "must be step, op or window:K with K at least 1; nearest: window:3", parse_gather,
+                [&o](const auto& gather) {
+                    o.pp_gather = gather.first;
+                    if (gather.first == GatherFor::window) o.pp_gather_window = gather.second;
+                })
         .default_text = "op";
     ranks.whole("--pp-window", ResumeClass::layout, o.pp_window, 0, 1 << 20,
                 "Largest number of micro-batches in flight; 0: as many as the schedule has.");
@@ -503,13 +474,10 @@ static void add_ranks(std::vector<OptionRow>& rows, TrainOptions& o) {
                "parallelism).")
         .basic();
     ranks
-        .checked(
-            "--axis-order", ResumeClass::layout, "LIST", "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
-            [](const std::string& text) {
-                return parse_axis_order(text) ? ""
-                                              : "'" + text + "' must name tp, cp, dp and pp once; nearest: tp,cp,dp,pp";
-            },
-            [&o](const std::string& text) { o.axis_order = *parse_axis_order(text); })
+        .parsed("--axis-order", ResumeClass::layout, "LIST",
+                "Order of the axes, neighbouring ranks first. [tp,cp,dp,pp]",
+                "must name tp, cp, dp and pp once; nearest: tp,cp,dp,pp", parse_axis_order,
+                [&o](const auto& order) { o.axis_order = order; })
         .is_list = true;
     ranks.on_off("--tp-overlap", ResumeClass::layout, o.tp_overlap,
                  "Compute products beside the collectives of --tp, by the rows of each rank.");
