@@ -32,14 +32,16 @@ std::string parent_folder(const std::string& path) {
     return slash == std::string::npos ? "." : slash == 0 ? "/" : path.substr(0, slash);
 }
 
+OpenFile open_file(const std::string& path, int flags) {
+    OpenFile file(path, again([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
+    if (file.fd < 0) fail_errno(path, "open");
+    return file;
+}
+
 void fsync_folder(const std::string& folder) {
-    const int fd = again([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-    if (fd < 0) fail_errno(folder, "open");
-    const int result = again([&] { return ::fsync(fd); });
-    const int error = errno;
-    ::close(fd);
-    errno = error;
-    if (result != 0 && error != EINVAL) fail_errno(folder, "fsync");  // EINVAL: a file system that can't
+    const OpenFile file = open_file(folder, O_RDONLY | O_DIRECTORY);
+    if (again([&] { return ::fsync(file.fd); }) != 0 && errno != EINVAL)  // EINVAL: a file system that can't
+        fail_errno(folder, "fsync");
 }
 
 void make_folder(const std::string& folder) {
@@ -260,34 +262,29 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 
 std::string read_file(const std::string& path, const Limit& limit) {
     for (int attempt = 0;;) {
-        const int fd = again(
-            [&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });  // a FIFO would be waited for
-        if (fd < 0 && try_again(errno, attempt, path, "open")) continue;
-        if (fd < 0) fail_errno(path, "open");
+        const OpenFile file(path, again([&] {
+                                return ::open(path.c_str(),
+                                              O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
+                            }));
+        if (file.fd < 0 && try_again(errno, attempt, path, "open")) continue;
+        if (file.fd < 0) fail_errno(path, "open");
         struct stat st = {};
-        const bool regular = again([&] { return ::fstat(fd, &st); }) != 0 || S_ISREG(st.st_mode);
-        if (!regular || st.st_size > limit.bytes) {
-            ::close(fd);
-            require(regular, "%s: not a regular file", path.c_str());
-            refuse_length(path, int64_t(st.st_size), limit);
-        }
+        require(again([&] { return ::fstat(file.fd, &st); }) != 0 || S_ISREG(st.st_mode), "%s: not a regular file",
+                path.c_str());
+        if (st.st_size > limit.bytes) refuse_length(path, int64_t(st.st_size), limit);
         std::string content;
         ssize_t n = 0;
         for (;;) {
             constexpr size_t kPiece = 1 << 16;
             const size_t size = content.size();
             content.resize(size + kPiece);
-            n = (errno = fault_errno("file.read")) == 0 ? ::read(fd, content.data() + size, kPiece) : -1;
+            n = (errno = fault_errno("file.read")) == 0 ? ::read(file.fd, content.data() + size, kPiece) : -1;
             content.resize(size + size_t(std::max<ssize_t>(n, 0)));
             if (n == 0 || (n < 0 && errno != EINTR) || int64_t(content.size()) > limit.bytes) break;
         }
-        const int error = errno;
-        ::close(fd);
         if (n > 0) refuse_length(path, int64_t(content.size()), limit);  // it grows, or does not say its length
         if (n == 0) return content;
-        if (try_again(error, attempt, path, "read")) continue;
-        errno = error;
-        fail_errno(path, "read");
+        if (!try_again(errno, attempt, path, "read")) fail_errno(path, "read");
     }
 }
 

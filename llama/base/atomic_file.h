@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "llama/base/limits.h"
@@ -67,6 +68,18 @@ void make_folder(const std::string& folder);
 
 // The part before the last slash; "." if there is none.
 std::string parent_folder(const std::string& path);
+
+// An open file, which closes itself; fd < 0: none. Its path is for messages.
+struct OpenFile {
+    OpenFile(std::string name, int descriptor) : path(std::move(name)), fd(descriptor) {}
+    OpenFile(OpenFile&& other) noexcept : path(std::move(other.path)), fd(std::exchange(other.fd, -1)) {}
+    ~OpenFile() {
+        if (fd >= 0) ::close(fd);
+    }
+    std::string path;
+    int fd;
+};
+OpenFile open_file(const std::string& path, int flags);  // throws naming it
 
 // For lines and records that are added one at a time, at the end of a file that there may be: a descriptor, or -1 with
 // errno. Of no FIFO or device. append_whole() adds all of it or nothing and returns false with errno (a full disk).

@@ -15,26 +15,21 @@
 namespace rz {
 
 MappedFile::MappedFile(const std::string& path) {
-    const int fd =
-        again([&] { return ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC); });  // a FIFO would be waited for
-    if (fd < 0) fail("%s: cannot open: %s", path.c_str(), std::strerror(errno));
+    const OpenFile file(path, again([&] {
+                            return ::open(path.c_str(),
+                                          O_RDONLY | O_NONBLOCK | O_CLOEXEC);  // a FIFO would be waited for
+                        }));
+    if (file.fd < 0) fail("%s: cannot open: %s", path.c_str(), std::strerror(errno));
     struct stat st;
-    if (again([&] { return ::fstat(fd, &st); }) != 0 || !S_ISREG(st.st_mode)) {
-        ::close(fd);
+    if (again([&] { return ::fstat(file.fd, &st); }) != 0 || !S_ISREG(st.st_mode))
         fail("%s: not a regular file%s", path.c_str(),
              S_ISDIR(st.st_mode) ? ": it is a folder; name the files in it, as in 'DIR/*_train_*.bin'" : "");
-    }
     size_ = st.st_size;
     stamp_ = {int64_t(st.st_dev), int64_t(st.st_ino), st.st_mtim.tv_sec, st.st_mtim.tv_nsec};
-    if (size_ > 0) {
-        void* p = ::mmap(nullptr, size_t(size_), PROT_READ, MAP_PRIVATE, fd, 0);
-        const int error = errno;
-        ::close(fd);
-        if (p == MAP_FAILED) fail("%s: cannot map %ld bytes: %s", path.c_str(), size_, std::strerror(error));
-        data_ = static_cast<const uint8_t*>(p);
-    } else {
-        ::close(fd);
-    }
+    if (size_ == 0) return;
+    void* p = ::mmap(nullptr, size_t(size_), PROT_READ, MAP_PRIVATE, file.fd, 0);
+    if (p == MAP_FAILED) fail("%s: cannot map %ld bytes: %s", path.c_str(), size_, std::strerror(errno));
+    data_ = static_cast<const uint8_t*>(p);
 }
 
 void MappedFile::check_unchanged(const std::string& path) const {

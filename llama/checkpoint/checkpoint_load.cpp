@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
-#include <memory>
+#include <deque>
 
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/atomic_file.h"
@@ -54,7 +54,7 @@ class PartReader {
         const int64_t e = size_of(dtype_);
         const Tensor& t = table_.tensors()[tensor];
         const int64_t old = std::clamp<int64_t>(stored_.tensors()[tensor].size - first, 0, count);
-        const Opened& file = *places_[tensor].file;
+        const OpenFile& file = *places_[tensor].file;
         read_all(file.fd, places_[tensor].offset + first * e, out, old * e, file.path, "resume.shard");
         bytes_read_ += old * e;
         if (hash) hashes_[tensor] += sum_hash(out, first, old, e);
@@ -83,7 +83,7 @@ class PartReader {
         const SafetensorsLayout layout = layout_safetensors(specs);
         const int fd = again([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
         require(fd >= 0, "%s: can't be opened: %s", path.c_str(), std::strerror(errno));
-        files_.push_back(std::make_unique<Opened>(path, fd));
+        files_.emplace_back(path, fd);
         struct stat st;
         require(::fstat(fd, &st) == 0 && int64_t(st.st_size) == layout.file_size,
                 "%s: has %lld bytes, the model's tensors need %lld", path.c_str(), (long long)st.st_size,
@@ -92,26 +92,19 @@ class PartReader {
         read_all(fd, 0, head.data(), int64_t(head.size()), path, "resume.shard");
         require(head == layout.header, "%s: its header is not that of this model's tensors in %s", path.c_str(),
                 safetensors_type(dtype_).c_str());
-        for (size_t i = 0; i < held.size(); ++i) places_[held[i]] = {files_.back().get(), layout.offsets[i]};
+        for (size_t i = 0; i < held.size(); ++i) places_[held[i]] = {&files_.back(), layout.offsets[i]};
     }
 
-    struct Opened {
-        Opened(std::string p, int f) : path(std::move(p)), fd(f) {}
-        ~Opened() { ::close(fd); }
-        Opened(const Opened&) = delete;
-        std::string path;
-        int fd;
-    };
     struct Place {
-        const Opened* file = nullptr;
+        const OpenFile* file = nullptr;
         int64_t offset = 0;
     };
     DType dtype_;
     StateArray array_;
     const ParamTable &table_, &stored_;
     const HfWeights* new_rows_;
-    std::vector<std::unique_ptr<const Opened>> files_;
-    std::vector<Place> places_;  // of each tensor
+    std::deque<OpenFile> files_;  // places_ point into it
+    std::vector<Place> places_;   // of each tensor
     std::vector<uint64_t> hashes_;
     int64_t bytes_read_ = 0;
 };

@@ -37,21 +37,18 @@ static void write_share(const std::string& folder, const std::vector<TensorFile>
         const auto check = [&](bool ok, const char* call) {
             if (!ok) fail_errno(path, call);
         };
-        int fd = -1;
-        const std::unique_ptr<int, void (*)(int*)> closes(&fd, [](int* f) {
-            if (*f >= 0) ::close(*f);
-        });
+        OpenFile file(temporary[i], -1);
         for (const OwnedRange& r : share)
             table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), piece, [&](const TensorRun& run) {
                 if (!run.owned || !files[i].holds(run.tensor)) return;
-                if (fd < 0) fd = again([&] { return ::open(temporary[i].c_str(), O_WRONLY | O_CLOEXEC); });
-                check(fd >= 0, "open");
+                if (file.fd < 0) file.fd = again([&] { return ::open(file.path.c_str(), O_WRONLY | O_CLOEXEC); });
+                check(file.fd >= 0, "open");
                 compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local_offset) * e,
                              run.count * e);
                 compute.synchronize();
-                write_all(fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);
+                write_all(file.fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);
             });
-        check(fd < 0 || again([&] { return ::fsync(fd); }) == 0, "fsync");
+        check(file.fd < 0 || again([&] { return ::fsync(file.fd); }) == 0, "fsync");
     }
 }
 

@@ -41,21 +41,14 @@ ShardSum look(const std::string& path) {
 // The sum of one file, read piece by piece.
 class FileSum {
    public:
-    explicit FileSum(const std::string& path)
-        : path_(path), fd_(again([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); })) {
-        if (fd_ < 0) fail_errno(path, "open");
-        before_ = look(path);
-    }
-    ~FileSum() { ::close(fd_); }
-    FileSum(const FileSum&) = delete;
-    FileSum& operator=(const FileSum&) = delete;
+    explicit FileSum(const std::string& path) : file_(open_file(path, O_RDONLY)), before_(look(path)) {}
 
     // Reads at most so many bytes; whether all is read.
     bool read(int64_t bytes) {
         for (const int64_t end = std::min(before_.bytes, at_ + bytes); at_ < end;) {
             const int64_t count = std::min<int64_t>(kPiece, before_.bytes - at_);
             piece_.resize(size_t(count));
-            read_all(fd_, at_, piece_.data(), count, path_);
+            read_all(file_.fd, at_, piece_.data(), count, file_.path);
             sum_ += sum_hash(piece_.data(), at_ / 8, count / 8, 8);
             for (int64_t i = count / 8 * 8; i < count; ++i)
                 sum_ += kTail * uint64_t((unsigned char)piece_[size_t(i)] + 1) * uint64_t(at_ + i + 1);
@@ -68,15 +61,14 @@ class FileSum {
     uint32_t crc() const { return crc_; }  // of all after the header
     // Sum of a file that was read to its end; no name if it changed meanwhile.
     ShardSum result() const {
-        ShardSum now = look(path_);
+        ShardSum now = look(file_.path);
         if (!(now == before_)) return {};
         now.sum = sum_;
         return now;
     }
 
    private:
-    std::string path_;
-    int fd_;
+    OpenFile file_;
     ShardSum before_;
     int64_t at_ = 0;
     uint64_t sum_ = 0;

@@ -79,29 +79,21 @@ namespace {
 class ShareFiles {
    public:
     ShareFiles(const std::string& folder, const CopyLayout& layout, bool writes) : layout_(layout) {
-        for (const std::string& name : layout.files) {
-            const std::string path = folder + "/" + name;
-            fds_.push_back(again([&] { return ::open(path.c_str(), (writes ? O_RDWR : O_RDONLY) | O_CLOEXEC); }));
-            paths_.push_back(path);
-            if (fds_.back() >= 0) continue;
-            const int error = errno;
-            close_all();
-            errno = error;
-            fail_errno(path, "open");
-        }
+        for (const std::string& name : layout.files)
+            files_.push_back(open_file(folder + "/" + name, writes ? O_RDWR : O_RDONLY));
     }
-    ~ShareFiles() { close_all(); }
-    ShareFiles(const ShareFiles&) = delete;
 
     void write(int64_t at, const char* data, int64_t count) const {
         each(at, count, [&](const CopyLayout::Run& r, int64_t from, int64_t n) {
-            write_all(fds_[size_t(r.file)], r.offset + from - r.at, data + from - at, n, paths_[size_t(r.file)]);
+            const OpenFile& file = files_[size_t(r.file)];
+            write_all(file.fd, r.offset + from - r.at, data + from - at, n, file.path);
         });
     }
     void read(int64_t at, char* data, int64_t count) const {
         std::fill_n(data, count, '\0');
         each(at, count, [&](const CopyLayout::Run& r, int64_t from, int64_t n) {
-            read_all(fds_[size_t(r.file)], r.offset + from - r.at, data + from - at, n, paths_[size_t(r.file)]);
+            const OpenFile& file = files_[size_t(r.file)];
+            read_all(file.fd, r.offset + from - r.at, data + from - at, n, file.path);
         });
     }
 
@@ -115,14 +107,9 @@ class ShareFiles {
             body(*r, from, std::min(r->at + r->bytes, at + count) - from);
         }
     }
-    void close_all() {
-        for (const int fd : fds_)
-            if (fd >= 0) ::close(fd);
-    }
 
     const CopyLayout& layout_;
-    std::vector<int> fds_;
-    std::vector<std::string> paths_;
+    std::vector<OpenFile> files_;
 };
 
 }  // namespace

@@ -110,21 +110,12 @@ std::string skeleton_of(const std::string& folder) {
             continue;
         }
         // The header, too: it belongs to no rank.
-        const int fd = again([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
-        if (fd < 0) fail_errno(path, "open");
+        const OpenFile file = open_file(path, O_RDONLY);
         uint64_t length = 0;
-        std::string head;
-        try {
-            read_all(fd, 0, &length, 8, f.path);
-            require(length < uint64_t(f.bytes), "%s: a header of %llu bytes", f.path.c_str(),
-                    (unsigned long long)length);
-            head.resize(8 + size_t(length));
-            read_all(fd, 0, head.data(), int64_t(head.size()), f.path);
-        } catch (...) {
-            ::close(fd);
-            throw;
-        }
-        ::close(fd);
+        read_all(file.fd, 0, &length, 8, f.path);
+        require(length < uint64_t(f.bytes), "%s: a header of %llu bytes", f.path.c_str(), (unsigned long long)length);
+        std::string head(8 + size_t(length), '\0');
+        read_all(file.fd, 0, head.data(), int64_t(head.size()), f.path);
         add(f.path, f.bytes, head);
     }
     const std::string text = read_file(folder + "/" + kManifestName);
@@ -134,18 +125,9 @@ std::string skeleton_of(const std::string& folder) {
 
 static void make_file(const std::string& path, const char* begin, int64_t count, int64_t bytes) {
     make_folder(parent_folder(path));
-    const int fd = again([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666); });
-    if (fd < 0) fail_errno(path, "open");
-    const bool sized = again([&] { return ::ftruncate(fd, bytes); }) == 0;
-    const int error = errno;
-    try {
-        if (sized) write_all(fd, 0, begin, count, path);
-    } catch (...) {
-        ::close(fd);
-        throw;
-    }
-    ::close(fd);
-    if (!sized) errno = error, fail_errno(path, "ftruncate");
+    const OpenFile file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
+    if (again([&] { return ::ftruncate(file.fd, bytes); }) != 0) fail_errno(path, "ftruncate");
+    write_all(file.fd, 0, begin, count, path);
 }
 
 void make_skeleton(const std::string& text, const std::string& folder) try {
