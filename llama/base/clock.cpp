@@ -21,6 +21,23 @@ double monotonic_clock() {
     return double(t.tv_sec) + 1e-9 * double(t.tv_nsec);
 }
 
+static std::string text_of(const char* form, const tm& parts) {
+    char text[64];
+    return {text, strftime(text, sizeof text, form, &parts)};
+}
+
+std::string utc_text(const char* form, double time) {
+    const time_t seconds = time_t(time);
+    tm parts{};
+    return text_of(form, *gmtime_r(&seconds, &parts));
+}
+
+std::string local_text(const char* form) {
+    const time_t now = time(nullptr);
+    tm parts{};
+    return text_of(form, *localtime_r(&now, &parts));
+}
+
 double parse_duration(const std::string& text) {
     auto refuse = [&] {
         fail("'%s' is not a length of time; examples: 90 (seconds), 90m, 3h30m, 2d, 1:30:00", text.c_str());

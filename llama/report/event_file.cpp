@@ -34,16 +34,7 @@ uint32_t masked_crc(std::string_view bytes) {
 
 using namespace protobuf;
 
-std::string event_begin(double wall, int64_t step) {
-    std::string event;
-    put_tag(event, 1, kFixed64);
-    put_raw(event, wall);
-    if (step != 0) {
-        put_tag(event, 2, kVarint);
-        put_varint(event, uint64_t(step));
-    }
-    return event;
-}
+std::string event_begin(double wall, int64_t step) { return real(1, wall) + (step != 0 ? whole(2, step) : ""); }
 
 }  // namespace
 
@@ -54,85 +45,52 @@ uint32_t crc32c(std::string_view bytes) {
     return ~c;
 }
 
-std::string event_version(double wall) {
-    std::string event = event_begin(wall, 0);
-    put_bytes(event, 3, "brain.Event:2");
-    return event;
-}
+std::string event_version(double wall) { return event_begin(wall, 0) + bytes(3, "brain.Event:2"); }
 
 std::string event_session_start(double wall, int64_t step) {
-    std::string event = event_begin(wall, step);
-    put_bytes(event, 7, "\x08\x01");  // SessionLog { status: START }
-    return event;
+    return event_begin(wall, step) + bytes(7, "\x08\x01");  // SessionLog { status: START }
 }
 
 std::string event_scalars(double wall, int64_t step, const std::vector<EventFile::Scalar>& scalars) {
     std::string summary;
-    for (const auto& [tag, value] : scalars) {
-        std::string one;
-        put_bytes(one, 1, tag);
-        put_tag(one, 2, kFixed32);
-        put_raw(one, value);
-        put_bytes(summary, 1, one);
-    }
-    std::string event = event_begin(wall, step);
-    put_bytes(event, 5, summary);
-    return event;
+    for (const auto& [name, value] : scalars) summary += bytes(1, bytes(1, name) + real(2, value));
+    return event_begin(wall, step) + bytes(5, summary);
 }
 
 // A tensor of one string, for the plugin "text".
-std::string event_text(double wall, int64_t step, std::string_view tag, std::string_view text) {
+std::string event_text(double wall, int64_t step, std::string_view name, std::string_view text) {
     constexpr int kString = 7;  // DataType.DT_STRING
-    std::string plugin, metadata, one, shape, tensor, value, summary;
-    put_bytes(plugin, 1, "text");
-    put_bytes(metadata, 1, plugin);
-    put_int(one, 1, 1);
-    put_bytes(shape, 2, one);
-    put_int(tensor, 1, kString);
-    put_bytes(tensor, 2, shape);
-    put_bytes(tensor, 8, text);
-    put_bytes(value, 1, tag);
-    put_bytes(value, 8, tensor);
-    put_bytes(value, 9, metadata);
-    put_bytes(summary, 1, value);
-    std::string event = event_begin(wall, step);
-    put_bytes(event, 5, summary);
-    return event;
+    const std::string shape = bytes(2, whole(1, 1)), tensor = whole(1, kString) + bytes(2, shape) + bytes(8, text);
+    const std::string metadata = bytes(1, bytes(1, "text"));
+    const std::string value = bytes(1, name) + bytes(8, tensor) + bytes(9, metadata);
+    return event_begin(wall, step) + bytes(5, bytes(1, value));
 }
 
 std::string event_record(std::string_view event) {
-    std::string length, record;
-    put_raw(length, uint64_t(event.size()));
-    record = length;
-    put_raw(record, masked_crc(length));
-    record += event;
-    put_raw(record, masked_crc(event));
-    return record;
+    const std::string length = raw(uint64_t(event.size()));
+    return (length + raw(masked_crc(length))).append(event) + raw(masked_crc(event));
 }
 
 EventFile::EventFile(const std::string& folder, int64_t step) {
     make_folder(folder);
     const double wall = wall_clock();
-    for (int uid = 0; fd_ < 0; ++uid) {
-        path_ = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
-                       int(::getpid()), uid);
-        fd_ = again([&] { return ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666); });
-        require(fd_ >= 0 || errno == EEXIST, "%s: cannot be created: %s", path_.c_str(), std::strerror(errno));
+    auto& [path, fd] = file_;
+    for (int uid = 0; fd < 0; ++uid) {
+        path = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
+                      int(::getpid()), uid);
+        fd = again([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666); });
+        require(fd >= 0 || errno == EEXIST, "%s: cannot be created: %s", path.c_str(), std::strerror(errno));
     }
-    if (append_whole(fd_, event_record(event_version(wall)) + event_record(event_session_start(wall, step)))) return;
-    const int error = errno;
-    ::close(fd_);
-    fail("%s: cannot be written: %s", path_.c_str(), std::strerror(error));
+    require(append_whole(fd, event_record(event_version(wall)) + event_record(event_session_start(wall, step))),
+            "%s: cannot be written: %s", path.c_str(), std::strerror(errno));
 }
 
-EventFile::~EventFile() { ::close(fd_); }
-
 bool EventFile::write_text(int64_t step, std::string_view tag, std::string_view text) {
-    return append_whole(fd_, event_record(event_text(wall_clock(), step, tag, text)));
+    return append_whole(file_.fd, event_record(event_text(wall_clock(), step, tag, text)));
 }
 
 bool EventFile::write(int64_t step, const std::vector<Scalar>& scalars) {
-    return scalars.empty() || append_whole(fd_, event_record(event_scalars(wall_clock(), step, scalars)));
+    return scalars.empty() || append_whole(file_.fd, event_record(event_scalars(wall_clock(), step, scalars)));
 }
 
 }  // namespace rz

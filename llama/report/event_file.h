@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "llama/base/atomic_file.h"
+
 namespace rz {
 
 class EventFile {
@@ -18,9 +20,6 @@ class EventFile {
     // Creates folder/events.out.tfevents.<time>.<host>.<pid>.0, with the version record and a session start at `step`,
     // the first step that this run will log. Throws if that fails.
     EventFile(const std::string& folder, int64_t step);
-    ~EventFile();
-    EventFile(const EventFile&) = delete;
-    EventFile& operator=(const EventFile&) = delete;
 
     // One event with all of them, handed to the system at once: a killed run loses nothing, at worst its last record is
     // torn, which TensorBoard tolerates. Returns false if writing failed (full disk): logging never stops training. A
@@ -30,11 +29,10 @@ class EventFile {
     // Shown as Markdown in the tab TEXT.
     bool write_text(int64_t step, std::string_view tag, std::string_view text);
 
-    const std::string& path() const { return path_; }
+    const std::string& path() const { return file_.path; }
 
    private:
-    std::string path_;
-    int fd_ = -1;
+    OpenFile file_{"", -1};
 };
 
 // The pieces, for tests. `wall` is in seconds since 1970.

@@ -10,26 +10,27 @@ namespace rz::protobuf {
 enum Wire { kVarint = 0, kFixed64 = 1, kBytes = 2, kFixed32 = 5 };
 
 template <class T>
-void put_raw(std::string& out, T value) {  // little-endian, as every machine that this runs on
-    out.append(reinterpret_cast<const char*>(&value), sizeof value);
+std::string raw(T value) {  // little-endian, as every machine that this runs on
+    return {reinterpret_cast<const char*>(&value), sizeof value};
 }
 
-inline void put_varint(std::string& out, uint64_t value) {
+inline std::string varint(uint64_t value) {
+    std::string out;
     for (; value >= 0x80; value >>= 7) out.push_back(char(value | 0x80));
-    out.push_back(char(value));
+    return out + char(value);
 }
 
-inline void put_tag(std::string& out, int field, Wire wire) { put_varint(out, uint64_t(field) << 3 | wire); }
+inline std::string tag(int field, Wire wire) { return varint(uint64_t(field) << 3 | wire); }
 
-inline void put_int(std::string& out, int field, int64_t value) {
-    put_tag(out, field, kVarint);
-    put_varint(out, uint64_t(value));
-}
+inline std::string whole(int field, int64_t value) { return tag(field, kVarint) + varint(uint64_t(value)); }
 
-inline void put_bytes(std::string& out, int field, std::string_view bytes) {
-    put_tag(out, field, kBytes);
-    put_varint(out, bytes.size());
-    out.append(bytes);
+inline std::string real(int field, double value) { return tag(field, kFixed64) + raw(value); }
+
+inline std::string real(int field, float value) { return tag(field, kFixed32) + raw(value); }
+
+// A text, or a message.
+inline std::string bytes(int field, std::string_view content) {
+    return tag(field, kBytes) + varint(content.size()).append(content);
 }
 
 }  // namespace rz::protobuf

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "llama/base/atomic_file.h"
+
 namespace rz {
 
 struct WandbIdentity {
@@ -43,13 +45,12 @@ class WandbFile {
     // The last step's row, the summary and the exit. Nothing follows.
     bool finish(int exit_code);
 
-    const std::string& path() const { return path_; }
+    const std::string& path() const { return file_.path; }
 
    private:
     bool write(int field, std::string_view message);
 
-    std::string path_;
-    int fd_ = -1;
+    OpenFile file_{"", -1};
     int64_t size_ = 0, records_ = 0, step_ = -1;
     double start_ = 0;
     Scalars row_;

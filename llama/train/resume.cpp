@@ -7,12 +7,12 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
 #include "llama/base/text.h"
@@ -253,12 +253,9 @@ std::string set_aside(const std::string& out) {
     std::erase_if(names,
                   [](const std::string& n) { return n.rfind("run.lock", 0) == 0 || n.rfind("before-", 0) == 0; });
     if (names.empty()) return "";
-    char when[32] = {};
-    const time_t now = time(nullptr);
-    tm parts{};
-    strftime(when, sizeof when, "%Y%m%dT%H%M%SZ", gmtime_r(&now, &parts));
-    std::string to = out + "/before-" + when;
-    for (int n = 2; path_exists(to); ++n) to = format("%s/before-%s-%d", out.c_str(), when, n);
+    const std::string first = out + "/before-" + utc_text("%Y%m%dT%H%M%SZ");
+    std::string to = first;
+    for (int n = 2; path_exists(to); ++n) to = format("%s-%d", first.c_str(), n);
     make_folder(to);
     for (const std::string& name : names)
         if (again([&] { return ::rename((out + "/" + name).c_str(), (to + "/" + name).c_str()); }) != 0)

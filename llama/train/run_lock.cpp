@@ -11,7 +11,6 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 #include <fstream>
 #include <sstream>
 #include <system_error>
@@ -104,11 +103,7 @@ RunLock::RunLock(const std::string& folder, double patience, double lease)
       folder_before_(before(folder)),
       flock_before_(before(folder + "/run.lock")) {
     make_folder(folder);
-    char when[64] = {};
-    const time_t now = time(nullptr);
-    tm parts{};
-    strftime(when, sizeof when, "%Y-%m-%d %H:%M:%S", localtime_r(&now, &parts));
-    since_ = when;
+    since_ = local_text("%Y-%m-%d %H:%M:%S");
     try {
         open_flock(patience);
         take_owner(patience, lease);

@@ -9,11 +9,9 @@
 #include <chrono>
 #include <cstdio>
 #include <cstring>
-#include <ctime>
 
 #include "comm/exit_codes.h"
 #include "comm/host.h"
-#include "comm/tcp_door.h"
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -22,14 +20,6 @@
 #include "llama/base/clock.h"
 
 namespace rz {
-
-static std::string utc_now() {
-    char text[32] = {};
-    const time_t now = time(nullptr);
-    tm parts{};
-    strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", gmtime_r(&now, &parts));
-    return text;
-}
 
 static std::string path_in(const std::string& folder) { return folder + "/run_status.json"; }
 
@@ -50,7 +40,12 @@ static bool has_state(const Json& record, const char* name) {
 }
 
 RunStatus::RunStatus(std::string folder, int rank, int ranks, int64_t steps, Background* files)
-    : folder_(std::move(folder)), started_(utc_now()), rank_(rank), ranks_(ranks), steps_(steps), files_(files) {
+    : folder_(std::move(folder)),
+      started_(utc_text(kTimeForm)),
+      rank_(rank),
+      ranks_(ranks),
+      steps_(steps),
+      files_(files) {
     if (rank_ != 0 || folder_.empty()) return;
     try {
         const Json there = record_in(folder_);
@@ -127,7 +122,7 @@ std::string RunStatus::record(const char* state, int exit_code, const std::strin
                         {"pid", int(getpid())},
                         {"ranks", ranks_},
                         {"started", started_},
-                        {"updated", utc_now()},
+                        {"updated", utc_text(kTimeForm)},
                         {"rollbacks", rollbacks_.load()},
                         {"commit", build_commit()}};
     try {
@@ -146,9 +141,9 @@ std::string RunStatus::record(const char* state, int exit_code, const std::strin
 
 // Open while it is this rank's turn: a record is read and replaced by one rank at a time. Where the file system has no
 // such lock, or a rank hangs with it, the turn comes all the same.
-static Fd turn_in(const std::string& folder) {
-    Fd turn(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    for (int ms = 0; turn && flock(turn.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && ms < 1000; ++ms)
+static OpenFile turn_in(const std::string& folder) {
+    OpenFile turn(folder, open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    for (int ms = 0; turn.fd >= 0 && flock(turn.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK && ms < 1000; ++ms)
         usleep(1000);
     return turn;
 }
@@ -156,7 +151,7 @@ static Fd turn_in(const std::string& folder) {
 // Plain calls: an injected or real fault of the checkpoint's files must not keep the reason from being written.
 void RunStatus::write(const char* state, int exit_code, const std::string& reason, int rank, bool durable) {
     if (folder_.empty() || (ended_ && std::strcmp(state, "running") == 0)) return;
-    const Fd turn = turn_in(folder_);
+    const OpenFile turn = turn_in(folder_);
     const std::string text = record(state, exit_code, reason, rank);
     const std::string path = path_in(folder_), temporary = format("%s.tmp-%d", path.c_str(), rank_);
     unlink(temporary.c_str());  // of an earlier start; nor is a link followed

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <ctime>
 #include <optional>
 #include <random>
 #include <set>
@@ -15,6 +14,7 @@
 #include "comm/host.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/crc32.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
@@ -55,11 +55,7 @@ void check_same_flags(const TrainOptions& o, Process& process) {
 }
 
 std::string choose_run_folder(Process& process) {
-    char when[32] = {};
-    const time_t now = time(nullptr);
-    tm parts{};
-    strftime(when, sizeof when, "/%Y-%m-%d-%H%M%S", localtime_r(&now, &parts));
-    const std::string first = runs_folder() + when;
+    const std::string first = runs_folder() + local_text("/%Y-%m-%d-%H%M%S");
     std::string folder = first;
     for (int n = 2; process.is_root() && path_exists(folder); ++n) folder = format("%s-%d", first.c_str(), n);
     return process.broadcast_text(folder, 0);
