@@ -44,6 +44,10 @@ struct Cell {
     bool operator==(const Cell&) const = default;
 };
 
+inline std::vector<Task> tasks_of(const Cell& c) {
+    return c.with ? std::vector<Task>{c.a, *c.with} : std::vector<Task>{c.a};
+}
+
 struct PipelineSchedule {
     int ranks = 0, stages = 0, micro_batches = 0;
     std::vector<std::vector<int>> rank_of;  // by stage and micro-batch

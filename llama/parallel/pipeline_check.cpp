@@ -12,8 +12,6 @@ struct CellIndex {
     int position = -1;
 };
 
-std::vector<Task> tasks_of(const Cell& c) { return c.with ? std::vector<Task>{c.a, *c.with} : std::vector<Task>{c.a}; }
-
 std::string where(int rank, size_t position, const Cell& cell) {
     return format("rank %d, position %lld (%s): ", rank, (long long)position, text_of(cell).c_str());
 }

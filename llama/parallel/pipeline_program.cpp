@@ -183,11 +183,6 @@ class RankBuilder {
 
     // ---- gathers
 
-    static Instr about(Do what, int unit, const Instr& user) {
-        return {
-            .what = what, .stage = user.stage, .first_unit = unit, .last_unit = unit, .micro_batch = user.micro_batch};
-    }
-
     std::vector<Instr> gathers(const std::vector<Instr>& code) {
         std::vector<Instr> out;
         switch (o_.gather) {
@@ -283,10 +278,8 @@ PipelineSchedule unfused(const PipelineSchedule& s) {
     PipelineSchedule out = s;
     for (auto& cells : out.order) {
         std::vector<Cell> single;
-        for (const Cell& c : cells) {
-            single.push_back({c.a});
-            if (c.with) single.push_back({*c.with});
-        }
+        for (const Cell& c : cells)
+            for (const Task& t : tasks_of(c)) single.push_back({t});
         cells = single;
     }
     return out;

@@ -87,12 +87,8 @@ std::vector<Instr> place_reduces(const std::vector<Instr>& code, const StepShape
             }
             open[u].erase(i.micro_batch);
             const bool ends = last.at(u) == at;
-            const Instr reduce{.what = Do::reduce,
-                               .stage = i.stage,
-                               .first_unit = u,
-                               .last_unit = u,
-                               .micro_batch = i.micro_batch,
-                               .last = ends};
+            Instr reduce = about(Do::reduce, u, i);
+            reduce.last = ends;
             if (ends && std::find(shape.shared.begin(), shape.shared.end(), u) != shape.shared.end())
                 at_the_end[u] = reduce;
             else if (ends || (shape.shard.reduce_each && open[u].empty()))
@@ -167,19 +163,11 @@ class GatherPass {
         return std::find(units.begin(), units.end(), unit) != units.end();
     }
     void gather(int unit, const Instr& user) {
-        out_.push_back({.what = Do::gather,
-                        .stage = user.stage,
-                        .first_unit = unit,
-                        .last_unit = unit,
-                        .micro_batch = user.micro_batch});
+        out_.push_back(about(Do::gather, unit, user));
         held_[size_t(unit)] = true;
     }
     void release(int unit, const Instr& user) {
-        out_.push_back({.what = Do::release,
-                        .stage = user.stage,
-                        .first_unit = unit,
-                        .last_unit = unit,
-                        .micro_batch = user.micro_batch});
+        out_.push_back(about(Do::release, unit, user));
         held_[size_t(unit)] = false;
     }
     void prefetch(size_t k) {

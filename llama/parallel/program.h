@@ -65,6 +65,11 @@ struct Instr {
     }
 };
 
+// An instruction about a unit, for the one that uses it.
+inline Instr about(Do what, int unit, const Instr& user) {
+    return {.what = what, .stage = user.stage, .first_unit = unit, .last_unit = unit, .micro_batch = user.micro_batch};
+}
+
 struct StageUnits {
     int stage, first_unit, last_unit;
     // The step's micro-batches that pass the stage on this rank; -1: all. DualPipe's ranks see half of them.

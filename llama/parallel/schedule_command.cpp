@@ -64,17 +64,14 @@ double peak_activations(const PipelineSchedule& s) {
     int most = 0;
     for (const auto& cells : s.order) {
         int held = 0;
-        const auto pass = [&](const Task& t) {
-            held += t.op == Op::F   ? kForward
-                    : t.op == Op::I ? kPending
-                    : t.op == Op::B ? -kForward
-                                    : -kForward - kPending;
-            most = std::max(most, held);
-        };
-        for (const Cell& c : cells) {
-            pass(c.a);
-            if (c.with) pass(*c.with);
-        }
+        for (const Cell& c : cells)
+            for (const Task& t : tasks_of(c)) {
+                held += t.op == Op::F   ? kForward
+                        : t.op == Op::I ? kPending
+                        : t.op == Op::B ? -kForward
+                                        : -kForward - kPending;
+                most = std::max(most, held);
+            }
     }
     return double(most) / kForward / s.stages_per_rank();
 }

@@ -89,9 +89,6 @@ class Simulator {
     };
 
     int home(const Task& t) const { return s_.rank_of[size_t(t.stage)][size_t(t.micro_batch)]; }
-    static std::vector<Task> tasks(const Cell& c) {
-        return c.with ? std::vector<Task>{c.a, *c.with} : std::vector<Task>{c.a};
-    }
     // The task on whose tensor `t` waits. B and I are one here, and W depends only on its own rank.
     std::optional<Task> input_of(const Task& t) const {
         if (t.op == Op::F && t.stage > 0) return Task{Op::F, t.stage - 1, t.micro_batch};
@@ -109,7 +106,7 @@ class Simulator {
         const auto& cells = s_.order[size_t(r)];
         if (next_[size_t(r)] == cells.size()) return -1;
         int64_t at = free_at_[size_t(r)];
-        for (const Task& t : tasks(cells[next_[size_t(r)]]))
+        for (const Task& t : tasks_of(cells[next_[size_t(r)]]))
             if (const auto input = input_of(t)) {
                 const int64_t there = arrival_[index_of(*input)];
                 if (there < 0) return -1;
@@ -129,13 +126,13 @@ class Simulator {
     void start(int r, int64_t at) {
         const Cell& cell = s_.order[size_t(r)][next_[size_t(r)]++];
         int64_t cost = 0;
-        for (const Task& t : tasks(cell)) cost += costs_.of(t);
+        for (const Task& t : tasks_of(cell)) cost += costs_.of(t);
         const int64_t end = at + cost, idle = at - free_at_[size_t(r)];
         run_.spans[size_t(r)].push_back({at, end, at + costs_.of(cell.a), idle});
         run_.ranks[size_t(r)].busy += cost;
         free_at_[size_t(r)] = end;
         run_.makespan = std::max(run_.makespan, end);
-        for (const Task& t : tasks(cell)) {
+        for (const Task& t : tasks_of(cell)) {
             if (const auto input = input_of(t))
                 if (const int64_t m = message_of_[index_of(*input)]; m >= 0) run_.messages[size_t(m)].taken = at;
             if (t.op == Op::W) continue;
@@ -193,7 +190,7 @@ class Simulator {
         int forward = 0, weight = 0;
         size_t first_backward = cells.size(), last_forward = 0;
         for (size_t i = 0; i < cells.size(); ++i)
-            for (const Task& t : tasks(cells[i])) {
+            for (const Task& t : tasks_of(cells[i])) {
                 if (t.op == Op::F) rank.peak_forward = std::max(rank.peak_forward, ++forward), last_forward = i;
                 if (t.op == Op::I) rank.peak_weight = std::max(rank.peak_weight, ++weight);
                 if (t.op == Op::W) --weight;

@@ -99,16 +99,9 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
         std::printf("         %s: its cost is not known, and counts as nothing\n", name.c_str());
 }
 
-constexpr std::pair<const char*, int64_t Traffic::*> kAxes[] = {{"tp", &Traffic::tp},
-                                                                {"cp", &Traffic::cp},
-                                                                {"pp", &Traffic::pp},
-                                                                {"data", &Traffic::data},
-                                                                {"replicate", &Traffic::replicate},
-                                                                {"model", &Traffic::model}};
-
 OrderedJson sent_json(const Traffic& sent) {
     OrderedJson by_axis = OrderedJson::object();
-    for (const auto& [name, axis] : kAxes) by_axis[name] = sent.*axis;
+    for (const auto& [name, axis] : kTrafficAxes) by_axis[name] = sent.*axis;
     return by_axis;
 }
 
@@ -161,7 +154,7 @@ void print_memory(const PlanCase& c, const Plan& plan) {
     row("in snapshots", most.memory.snapshots, least.memory.snapshots);
     row("sent a step", most.sent, least.sent);
     if (most.watched_sent != most.sent) row("  with stats", most.watched_sent, least.watched_sent);
-    for (const auto& [name, axis] : kAxes)
+    for (const auto& [name, axis] : kTrafficAxes)
         row(format("on %s", name).c_str(), most.memory.sent.*axis, least.memory.sent.*axis);
     row("from host", most.memory.from_host, least.memory.from_host);
     row("to host", most.memory.to_host, least.memory.to_host);

@@ -1,7 +1,6 @@
 #include "llama/train/commands.h"
 
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
@@ -102,12 +101,7 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
         row(format("--zero %d", stage), stage, [](const PlannedMemory& m) { return human_bytes(m.total); });
     if (o.offloads()) print_offload(o, config, kind, plans[o.zero]);
     std::printf("bytes that it sends in a step, by axis (llama/train/traffic.h):\n");
-    for (const auto& [name, axis] : {std::pair("tp", &Traffic::tp),
-                                     {"cp", &Traffic::cp},
-                                     {"pp", &Traffic::pp},
-                                     {"data", &Traffic::data},
-                                     {"replicate", &Traffic::replicate},
-                                     {"model", &Traffic::model}})
+    for (const auto& [name, axis] : kTrafficAxes)
         row(name, o.zero, [axis](const PlannedMemory& m) { return std::to_string(m.sent.*axis); });
     for (const std::string& why : refused) std::printf("  -: %s\n", why.c_str());
 }
@@ -152,17 +146,17 @@ class Progress {
     explicit Progress(int64_t total) : total_(total) {}
     void add(int64_t count) {
         done_ += count;
-        const auto now = std::chrono::steady_clock::now();
-        if (std::chrono::duration<double>(now - shown_).count() < 5) return;
-        shown_ = now;
-        const double seconds = std::chrono::duration<double>(now - start_).count();
+        const double seconds = timer_.seconds();
+        if (seconds - shown_at_ < 5) return;
+        shown_at_ = seconds;
         std::fprintf(stderr, "%.0f %%, eta %s\n", 100.0 * double(done_) / double(total_),
                      duration(seconds * double(total_ - done_) / double(done_)).c_str());
     }
 
    private:
     int64_t total_, done_ = 0;
-    std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now(), shown_ = start_;
+    Timer timer_;
+    double shown_at_ = 0;
 };
 
 // `folders`: the models that are read; the first one's other files are copied.

@@ -3,6 +3,8 @@
 // `train_llama plan --help`; traffic.cpp computes them from the same program that the step runs, and tests compare the
 // collectives' own counts with them.
 
+#include <utility>
+
 #include "llama/train/train_state.h"
 
 namespace rz {
@@ -44,6 +46,13 @@ struct Traffic {
     int64_t tp = 0, cp = 0, pp = 0, data = 0, replicate = 0, model = 0;  // bytes
     int64_t total() const { return tp + cp + pp + data + replicate + model; }
 };
+
+constexpr std::pair<const char*, int64_t Traffic::*> kTrafficAxes[] = {{"tp", &Traffic::tp},
+                                                                       {"cp", &Traffic::cp},
+                                                                       {"pp", &Traffic::pp},
+                                                                       {"data", &Traffic::data},
+                                                                       {"replicate", &Traffic::replicate},
+                                                                       {"model", &Traffic::model}};
 
 // Traffic of a step of training; of the ranks of core's mesh, this one's.
 Traffic step_traffic(const TrainState& core);
