@@ -23,6 +23,7 @@
 #include "llama/base/sum_hash.h"
 #include "comm/deadline.h"
 #include "comm/fibers.h"
+#include "comm/meter.h"
 
 namespace rz {
 
@@ -32,10 +33,6 @@ constexpr int64_t kPieceBytes = int64_t(4) << 20;
 constexpr const char* kUnready = ".new";  // after the temporary folder's name, until its files are there
 
 std::string path_of(StatePart part) { return std::string(stem_of(part)) + ".safetensors"; }
-
-static double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 // ---- shares ---------------------------------------------------------------------------------------------------------
 
@@ -86,7 +83,7 @@ enum class CheckpointWriter::Stage : int32_t {
 struct CheckpointWriter::Job {
     Manifest manifest;
     std::string folder;
-    std::chrono::steady_clock::time_point start = std::chrono::steady_clock::now();
+    Timer timer = {};
     SaveReport report = {};
     std::vector<uint64_t> hashes;  // of what this rank wrote; once rank 0 completes, of everything
     std::atomic<Stage> stage = Stage::writes;
@@ -101,18 +98,13 @@ struct CheckpointWriter::Job {
 };
 
 namespace {
-struct File {  // closes itself
-    File(const std::string& p, int flags) : path(p) {
-        for (int attempt = 0; (fd = again([&] { return ::open(p.c_str(), flags | O_CLOEXEC, 0666); })) < 0;)
-            if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
-    }
-    ~File() {
-        if (fd >= 0) ::close(fd);
-    }
-    File(const File&) = delete;
-    std::string path;
-    int fd = -1;
-};
+// After retries.
+OpenFile open_state_file(const std::string& path, int flags) {
+    OpenFile file(path, -1);
+    for (int attempt = 0; (file.fd = again([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) < 0;)
+        if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
+    return file;
+}
 
 struct Cancelled {};  // another rank has failed: nothing is wrong here
 }  // namespace
@@ -120,7 +112,7 @@ struct Cancelled {};  // another rank has failed: nothing is wrong here
 // A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
 // syncs it later, in write_share().
 static void create_sized(const std::string& path, int64_t bytes, const std::string& head, bool with_holes) {
-    File file(path, O_WRONLY | O_CREAT | O_TRUNC);
+    const OpenFile file = open_state_file(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (again([&] { return ::ftruncate(file.fd, bytes); }) != 0) fail_errno(path, "ftruncate");
     if (!with_holes && again([&] { return ::fallocate(file.fd, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP &&
         errno != EINVAL && errno != ENOSYS)
@@ -259,11 +251,10 @@ void CheckpointWriter::await_folder(Job& job) {
     for (int wait_ms = 1; !job.cancelled; wait_ms = std::min(2 * wait_ms, 100)) {
         // Opened: network file systems then look again.
         ++job.report.traffic.opens;
-        const int fd = again([&] { return ::open(job.folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-        if (fd >= 0) ::close(fd);
-        if (fd >= 0) return;
+        const int flags = O_RDONLY | O_DIRECTORY | O_CLOEXEC;
+        if (OpenFile(job.folder, again([&] { return ::open(job.folder.c_str(), flags); })).fd >= 0) return;
         job.moves();
-        require(seconds_since(job.start) < options_.timeout_s,
+        require(job.timer.seconds() < options_.timeout_s,
                 "%s: is not there after %.0f s: is --out on a file system that all ranks share?", job.folder.c_str(),
                 options_.timeout_s);
         Fibers::wait_a_little(wait_ms);
@@ -291,12 +282,13 @@ void CheckpointWriter::take_copy() {
 
 void CheckpointWriter::save(Manifest manifest) {
     settle();
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     job_ = std::make_unique<Job>();
     job_->moves();
     job_->hashes.assign(parts_.size() * table_.tensors().size(), 0);
     // One name on all ranks, new at every attempt.
-    uint64_t attempt = uint64_t(start.time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
+    uint64_t attempt =
+        uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
     process_.broadcast(&attempt, 8, 0);
     const std::string id = format("%s-%08llx", manifest.run_id.c_str(), (unsigned long long)(attempt & 0xffffffff));
     job_->folder = store_.temporary(manifest.step, id);
@@ -316,9 +308,9 @@ void CheckpointWriter::save(Manifest manifest) {
         take_copy();
         begin(*job_, &CheckpointWriter::write, process_.alone() ? Stage::lost : Stage::failed);
     }
-    const double stall = all_in_background_ ? seconds_since(start) : 0;
+    const double stall = all_in_background_ ? timer.seconds() : 0;
     if (!all_in_background_) settle();
-    (job_ ? job_->report : reports_.back()).stall_seconds = job_ ? stall : seconds_since(start);
+    (job_ ? job_->report : reports_.back()).stall_seconds = job_ ? stall : timer.seconds();
 }
 
 // On a thread: where a file system hangs, the rank can still say so.
@@ -377,7 +369,7 @@ void CheckpointWriter::write(Job& job) {
     }
     job.report.not_finite = stage == Stage::not_finite;
     if (process_.alone()) return conclude(job);
-    job.report.write_seconds = seconds_since(job.start);
+    job.report.write_seconds = job.timer.seconds();
     job.stage = stage;
 }
 
@@ -389,7 +381,7 @@ void CheckpointWriter::conclude(Job& job) {
         fs::remove_all(job.folder + kUnready, none);
         fs::remove_all(job.folder, none);
     }
-    job.report.write_seconds = seconds_since(job.start);
+    job.report.write_seconds = job.timer.seconds();
     job.stage = job.report.error.empty() ? Stage::saved : Stage::lost;
 }
 
@@ -447,7 +439,7 @@ void CheckpointWriter::write_share(Job& job) {
 void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes) {
     const int64_t e = size_of(part.array.dtype);
     std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
-    File file(job.folder + "/" + in.path, O_RDWR);
+    OpenFile file = open_state_file(job.folder + "/" + in.path, O_RDWR);
     ++job.report.traffic.opens;
     if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
     int64_t at = part.at;
@@ -489,9 +481,7 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
     for (const int t : in.tensors)
         require(again[in.place(t)] == hashes[t], "%s: %s was read back with other contents than were written",
                 file.path.c_str(), table_.tensors()[size_t(t)].name.c_str());
-    const int fd = file.fd;
-    file.fd = -1;
-    if (close_once(fd) != 0) fail_errno(file.path, "close");
+    if (close_once(std::exchange(file.fd, -1)) != 0) fail_errno(file.path, "close");
 }
 
 void CheckpointWriter::complete(Job& job, const std::vector<uint64_t>& hashes) {

@@ -1,8 +1,8 @@
 #include "llama/data/batch_feeder.h"
 
 #include <algorithm>
-#include <chrono>
 
+#include "comm/meter.h"
 #include "kernels/cross_entropy.h"
 #include "kernels/embedding.h"
 #include "llama/base/sum_hash.h"
@@ -58,13 +58,13 @@ DeviceBatch BatchFeeder::next(const SampleSource& data, int64_t position, int64_
     const int64_t N = B_ * T_ / cp_.size, all = B_ * T_;
     int32_t* const host = staging.host.as<int32_t>();
     int32_t* const tokens = cuts ? whole_.data() : host;
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     const bool trains = in_turn && &data == trains_on_;
     if (trains && ahead_ && ahead_->started())
         std::copy_n(ahead_->take(position), 2 * all, tokens);
     else
         data.batch(position, B_, tokens, tokens + all);
-    if (trains) waited_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    if (trains) waited_ += timer.seconds();
     data_hash_ = sum_hash(tokens, position * T_, all, 4);
     const int64_t valid = std::clamp<int64_t>(end - position, 0, B_);
     std::fill(tokens + all + valid * T_, tokens + 2 * all, kIgnoreTarget);

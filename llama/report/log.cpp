@@ -62,11 +62,7 @@ static void truncate_metrics(const std::string& path, int64_t step, bool reports
 }
 
 Log::Log(const RunFacts& facts, const std::string& folder, int64_t first_step, Background* files)
-    : facts_(facts),
-      folder_(folder),
-      files_(files),
-      start_(std::chrono::steady_clock::now()),
-      eta_(facts.steps, facts.stops_every) {
+    : facts_(facts), folder_(folder), files_(files), eta_(facts.steps, facts.stops_every) {
     colour_ = isatty(1) && !std::getenv("NO_COLOR");
     std::fflush(stdout);  // what was printed before comes first
     if (facts_.quiet || folder_.empty()) return;
@@ -118,7 +114,7 @@ void Log::write_text(const std::string& plain) {
 // Below the lines of a terminal, a few times a second: "[=====>    ]  52% | eta 3m05s".
 void Log::show_progress(int64_t step) {
     constexpr int kWidth = 30;
-    const double now = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+    const double now = timer_.seconds();
     if (!facts_.prints || !console_.is_terminal() || (now - shown_at_ < 0.2 && step < facts_.steps)) return;
     shown_at_ = now;
     const int done = facts_.steps > 0 ? int(kWidth * step / facts_.steps) : kWidth;
@@ -131,7 +127,7 @@ void Log::show_progress(int64_t step) {
 
 void Log::step(const StepReport& r, bool print) {
     if (first_step_ < 0) first_step_ = r.step;
-    eta_.step(r.step, r.seconds, std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count());
+    eta_.step(r.step, r.seconds, timer_.seconds());
     if (facts_.quiet) return;
     const double tokens_per_second = double(r.tokens) / r.seconds;
     const double flops =
@@ -314,8 +310,7 @@ void Log::finish() {
         later([this] {
             if (!wandb_->finish(0)) warn_once("the file for W&B");
         });
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-    line("done in " + duration(seconds));
+    line("done in " + duration(timer_.seconds()));
 }
 
 // With the time as its last member. A full disk must not end a run: one warning, then silence.

@@ -1,7 +1,6 @@
 #pragma once
 // Console and metrics.jsonl: one line per step for people, one JSON object per step for programs.
 
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <map>
@@ -11,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "comm/meter.h"
 #include "llama/base/background.h"
 #include "llama/parallel/telemetry.h"
 #include "llama/report/console.h"
@@ -119,7 +119,7 @@ class Log {
     int metrics_ = -1, text_ = -1, ranks_ = -1, stats_ = -1;  // files, -1: not written
     std::unique_ptr<EventFile> events_;
     std::unique_ptr<WandbFile> wandb_;
-    std::chrono::steady_clock::time_point start_;
+    Timer timer_;
     int64_t first_step_ = -1, begins_ = 1;
     Eta eta_;
     double shown_at_ = -1;  // seconds, of the progress bar

@@ -1,7 +1,6 @@
 #include "llama/train/evaluate.h"
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <omp.h>
@@ -143,7 +142,7 @@ static Device choose_device(const EvalOptions& o, Process& process) {
 }
 
 int eval_command(const EvalOptions& o, Process& process) {
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     const Device device = choose_device(o, process);
     const std::string folder = model_folder(o.from);
     const ModelConfig config = load_config(folder);
@@ -179,7 +178,7 @@ int eval_command(const EvalOptions& o, Process& process) {
     const std::vector<int64_t> kept = process.all_gather(ledger.peak(device.kind, MemKind::parameters));
     const std::vector<int64_t> gathered = process.all_gather(ledger.peak(device.kind, MemKind::gathered));
     if (!process.is_root()) return 0;
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = timer.seconds();
     print_table(results);
     std::printf("%s: %lld sequences in %.1f s on %d rank%s, %s, %s\n", folder.c_str(), (long long)evaluation.items(),
                 seconds, process.size(), process.size() == 1 ? "" : "s", device.name().c_str(), name_of(o.dtype));
@@ -227,9 +226,9 @@ void make_evaluation(Trainer& t) {
 
 void evaluate(Trainer& t, int64_t step) {
     t.metrics->flush();
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     const std::vector<TaskResult> results = t.evaluation->run(*t.scorer);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds = timer.seconds();
     std::vector<std::pair<std::string, double>> scalars;
     for (const TaskResult& r : results)
         for (const Metric& m : r.metrics)

@@ -1,10 +1,10 @@
 // How a run ends: normally, early, or by going back (trainer.h).
 
 #include <cstdio>
-#include <ctime>
 #include <utility>
 
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/version.h"
 #include "llama/checkpoint/export_weights.h"
 #include "llama/checkpoint/finite.h"
@@ -13,22 +13,13 @@
 
 namespace rz {
 
-static std::string now_utc() {
-    char text[32];
-    const std::time_t now = std::time(nullptr);
-    std::tm utc = {};
-    gmtime_r(&now, &utc);
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
-}
-
 Manifest manifest_at(const Trainer& t, int64_t step) {
     const Manifest& resumed = t.start.resumed;
     const Batches& batches = *t.batches;
     Manifest m;
     m.run_id = t.start.run_id;
     m.commit = build_commit();
-    m.written_at = now_utc();
+    m.written_at = utc_text(kTimeForm);
     m.device = t.core->device.name();
     m.step = step;
     m.updates = t.metrics->updates();
@@ -43,8 +34,7 @@ Manifest manifest_at(const Trainer& t, int64_t step) {
         m.lr_from_rate = t.lr.from_rate;
         m.lr_rewarm = t.lr.rewarm;
     }
-    m.seconds =
-        resumed.seconds + std::chrono::duration<double>(std::chrono::steady_clock::now() - t.start.time).count();
+    m.seconds = resumed.seconds + t.start.timer.seconds();
     m.ranks = t.mesh->world().size;
     m.zero = t.options.zero;
     m.flags = t.options.kept_flags;

@@ -3,7 +3,6 @@
 #include <omp.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -142,14 +141,14 @@ class Writer {
         Tokenizer::Stream text(tokenizer_, /*skip_special=*/true);
         // A tokenizer drops the space before the first token of a text; the new tokens are in its middle.
         for (const int32_t id : ids) text.push(id);
-        const auto start = std::chrono::steady_clock::now();
+        const Timer timer;
         const Sampling how{.temperature = o_.temperature, .top_k = o_.top_k, .top_p = o_.top_p, .seed = seed};
         const int64_t made =
             generate(decoder, config_, ids, o_.max_tokens, how, [&](int32_t token) { return put(text.push(token)); });
         put(text.finish());
         std::printf("\n");
         std::fflush(stdout);
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        const double seconds = timer.seconds();
         std::fprintf(stderr, "%zu prompt tokens, %lld new%s, %.1f tokens/s\n", ids.size(), (long long)made,
                      made < o_.max_tokens && decoder.position() < decoder.max_positions() ? " up to the end token" : "",
                      double(made) / seconds);

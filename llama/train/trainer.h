@@ -2,11 +2,11 @@
 // A training run: the parts that train_llama.cu's loop uses, each built by one function from the options, and what the
 // loop does to them as a whole: validate, save, finish.
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
 
+#include "comm/meter.h"
 #include "comm/process.h"
 #include "llama/report/device_peak.h"
 #include "llama/report/log.h"
@@ -32,7 +32,7 @@ struct RunStart {
     Manifest resumed;    // all zero if the run began
     std::string folder;  // of that checkpoint
     bool rolled_back = false;
-    std::chrono::steady_clock::time_point time = std::chrono::steady_clock::now();
+    Timer timer;
     int64_t first_step() const { return resumed.step + 1; }
 };
 

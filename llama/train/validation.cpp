@@ -1,6 +1,5 @@
 // Validation and samples of a run (trainer.h).
 
-#include <chrono>
 #include <cmath>
 
 #include "llama/base/json.h"
@@ -88,7 +87,7 @@ void validate(Trainer& t, int64_t step) {
     const std::vector<DataSources::Validation>& sets = t.sources.val;
     if (sets.empty()) return;
     t.metrics->flush();
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     const TrainOptions& o = t.options;
     const int64_t samples = t.batches->samples_before(step + 1);
     if (t.mlperf) t.mlperf->evaluation_start(samples);
@@ -107,7 +106,7 @@ void validate(Trainer& t, int64_t step) {
                        .loss = loss,
                        .loss_ema = loss_ema,
                        .bits_per_byte = bytes_known ? loss / M_LN2 / bytes : -1,
-                       .seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+                       .seconds = timer.seconds(),
                        .by_set = std::move(by_set)});
     const int64_t validation = t.validations++;
     if (samples_at(o, validation, step)) print_sample(t, step);
