@@ -167,7 +167,7 @@ void read_all(int fd, int64_t offset, void* data, int64_t bytes, const std::stri
             n = ::pread(fd, p, size_t(std::min<int64_t>(bytes, 1 << 30)), offset);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) fail_errno(path, "read");
-        require(n > 0, "%s: ends at byte %lld", path.c_str(), (long long)offset);
+        require(n > 0, "%s: ends at byte %ld", path.c_str(), offset);
         p += n, offset += n, bytes -= n;
     }
 }
@@ -256,8 +256,8 @@ void write_file_atomically(const std::string& path, std::string_view content) {
 }
 
 [[noreturn]] static void refuse_length(const std::string& path, int64_t bytes, const Limit& limit) {
-    fail("%s: %lld bytes are too many for %s (at most %s); is it another file?", path.c_str(), (long long)bytes,
-         limit.what, human_bytes(limit.bytes).c_str());
+    fail("%s: %ld bytes are too many for %s (at most %s); is it another file?", path.c_str(), bytes, limit.what,
+         human_bytes(limit.bytes).c_str());
 }
 
 std::string read_file(const std::string& path, const Limit& limit) {

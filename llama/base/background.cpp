@@ -24,8 +24,8 @@ Background::~Background() {
     changed_.notify_all();
     if (thread_.joinable()) thread_.join();
     if (dropped_ > 0)
-        std::fprintf(stderr, "train_llama: %lld writes of records were left out: the file system did not keep up\n",
-                     (long long)dropped_);
+        std::fprintf(stderr, "train_llama: %ld writes of records were left out: the file system did not keep up\n",
+                     dropped_);
 }
 
 void Background::add(std::function<void()> task) {

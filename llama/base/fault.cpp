@@ -148,7 +148,7 @@ FaultSpec parse_fault(const std::string& text) {
 }
 
 void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
-    std::fprintf(stderr, "fault: rank %d reached %s, hit %lld\n", rank, point, (long long)hit);
+    std::fprintf(stderr, "fault: rank %d reached %s, hit %ld\n", rank, point, hit);
     std::fflush(stderr);
     if (const int signal = row_of(spec.action).signal) {
         ::raise(signal);  // in this thread: a handler has run when this returns

@@ -45,7 +45,7 @@ void require_finite(const void* data, int64_t first, int64_t count, DType dtype,
         std::memcpy(&value, static_cast<const char*>(data) + at * int64_t(sizeof value), sizeof value);
         return float(value);
     });
-    throw NotFinite(format("%s: tensor %s, element %lld is %s", where.c_str(), name.c_str(), (long long)(first + at),
+    throw NotFinite(format("%s: tensor %s, element %ld is %s", where.c_str(), name.c_str(), first + at,
                            std::isnan(x) ? "nan"
                            : x > 0       ? "inf"
                                          : "-inf"));

@@ -45,13 +45,12 @@ class Strict : public nlohmann::json_sax<Json> {
 
    private:
     bool deeper() {
-        if (++depth_ > limit_.depth) fail("%s: JSON nested deeper than %lld", where_.c_str(), (long long)limit_.depth);
+        if (++depth_ > limit_.depth) fail("%s: JSON nested deeper than %ld", where_.c_str(), limit_.depth);
         return more();
     }
     bool more() {
         if (++values_ > limit_.values)
-            fail("%s: more than %lld JSON values are too many for %s", where_.c_str(), (long long)limit_.values,
-                 limit_.what);
+            fail("%s: more than %ld JSON values are too many for %s", where_.c_str(), limit_.values, limit_.what);
         return true;
     }
     const std::string& where_;
@@ -98,8 +97,8 @@ int64_t json_int(const Json& value, const char* key, int64_t min, int64_t max, c
     const bool fits =
         value.is_number_unsigned() ? value.get<uint64_t>() <= uint64_t(INT64_MAX) : value.is_number_integer();
     const int64_t x = fits ? value.get<int64_t>() : 0;
-    require(fits && x >= min && x <= max, "%s: %s = %s must be a whole number from %lld to %lld", where.c_str(), key,
-            json_excerpt(value).c_str(), (long long)min, (long long)max);
+    require(fits && x >= min && x <= max, "%s: %s = %s must be a whole number from %ld to %ld", where.c_str(), key,
+            json_excerpt(value).c_str(), min, max);
     return x;
 }
 

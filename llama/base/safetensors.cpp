@@ -80,8 +80,7 @@ StoredTensor parse_tensor(const std::string& name, const Json& info, const Refus
     if (bits_of(t.type) == 0) bad(("dtype " + json_excerpt(*type) + " is unknown").c_str());
     const uint64_t begin = (*offsets)[0], end = (*offsets)[1];
     if (begin > uint64_t(INT64_MAX) || end > uint64_t(INT64_MAX))
-        refuse(kInvalidOffset, "tensor \"%s\" lies at bytes [%llu, %llu)", printable_line(name).c_str(),
-               (unsigned long long)begin, (unsigned long long)end);
+        refuse(kInvalidOffset, "tensor \"%s\" lies at bytes [%lu, %lu)", printable_line(name).c_str(), begin, end);
     t.begin = int64_t(begin), t.end = int64_t(end);
     t.elements = 1;
     for (const Json& x : *shape) {
@@ -102,20 +101,20 @@ void check_layout(const std::vector<StoredTensor>& tensors, int64_t data_bytes, 
             return format("tensor \"%s\" %s", printable_line(t.name).c_str(), what);
         };
         if (t.begin != end || t.end < t.begin)
-            refuse(kInvalidOffset, "%s [%lld, %lld), the previous one ends at %lld", at("lies at bytes").c_str(),
-                   (long long)t.begin, (long long)t.end, (long long)end);
+            refuse(kInvalidOffset, "%s [%ld, %ld), the previous one ends at %ld", at("lies at bytes").c_str(), t.begin,
+                   t.end, end);
         int64_t bits = 0;
         if (t.elements < 0 || __builtin_mul_overflow(t.elements, int64_t(bits_of(t.type)), &bits))
             refuse(kValidationOverflow, "%s", at("has a shape whose size does not fit 64 bits").c_str());
         if (bits % 8 != 0) refuse(kMisalignedSlice, "%s", at("does not fill its last byte").c_str());
         if (bits / 8 != t.bytes())
-            refuse(kTensorInvalidInfo, "%s %lld bytes by its shape, %lld by its offsets", at("has").c_str(),
-                   (long long)(bits / 8), (long long)t.bytes());
+            refuse(kTensorInvalidInfo, "%s %ld bytes by its shape, %ld by its offsets", at("has").c_str(), bits / 8,
+                   t.bytes());
         end = t.end;
     }
     if (end != data_bytes)
-        refuse(kMetadataIncompleteBuffer, "the tensors end after %lld bytes of data, the file after %lld",
-               (long long)end, (long long)data_bytes);
+        refuse(kMetadataIncompleteBuffer, "the tensors end after %ld bytes of data, the file after %ld", end,
+               data_bytes);
 }
 
 }  // namespace
@@ -127,11 +126,9 @@ SafetensorsHeader parse_safetensors(std::string_view file, const std::string& wh
     uint64_t length = 0;
     std::memcpy(&length, file.data(), kPrefix);
     if (length > uint64_t(kSafetensorsHeader.bytes))
-        refuse(kHeaderTooLarge, "a header of %llu bytes, more than %lld", (unsigned long long)length,
-               (long long)kSafetensorsHeader.bytes);
+        refuse(kHeaderTooLarge, "a header of %lu bytes, more than %ld", length, kSafetensorsHeader.bytes);
     if (length > file.size() - kPrefix)
-        refuse(kInvalidHeaderLength, "a header of %llu bytes in a file of %zu", (unsigned long long)length,
-               file.size());
+        refuse(kInvalidHeaderLength, "a header of %lu bytes in a file of %zu", length, file.size());
     const std::string_view text = file.substr(kPrefix, length);
     if (!valid_utf8(text)) refuse(kInvalidHeader, "the header is not UTF-8");
 
@@ -183,8 +180,8 @@ void Safetensors::read(const StoredTensor& t, int64_t first, int64_t count, DTyp
     const std::string what = path_ + ": " + t.name;
     require(t.dtype().has_value(), "%s: stored as %s: only F32, BF16 and F16 can be read as weights", what.c_str(),
             t.type.c_str());
-    require(first >= 0 && count >= 0 && first <= t.elements - count, "%s: elements [%lld, %lld) of %lld", what.c_str(),
-            (long long)first, (long long)(first + count), (long long)t.elements);
+    require(first >= 0 && count >= 0 && first <= t.elements - count, "%s: elements [%ld, %ld) of %ld", what.c_str(),
+            first, first + count, t.elements);
     convert(data(t) + first * size_of(*t.dtype()), *t.dtype(), out, dtype, count, what.c_str());
 }
 
@@ -250,9 +247,9 @@ SafetensorsLayout layout_safetensors(const std::vector<TensorSpec>& specs,
     text.resize(size_t(round_up(int64_t(text.size()), 8)), ' ');
     const uint64_t length = text.size();
     if (int64_t(length) > kSafetensorsHeader.bytes)
-        throw SafetensorsError(SafetensorsFault::kHeaderTooLarge,
-                               format("a safetensors header of %lld bytes is not allowed: at most %lld",
-                                      (long long)length, (long long)kSafetensorsHeader.bytes));
+        throw SafetensorsError(
+            SafetensorsFault::kHeaderTooLarge,
+            format("a safetensors header of %lu bytes is not allowed: at most %ld", length, kSafetensorsHeader.bytes));
     layout.header.assign(reinterpret_cast<const char*>(&length), kPrefix);
     layout.header += text;
     for (int64_t& offset : layout.offsets) offset += int64_t(layout.header.size());
@@ -271,17 +268,16 @@ SafetensorsWriter::SafetensorsWriter(std::string path, const std::vector<TensorS
 
 void SafetensorsWriter::write(size_t index, int64_t offset, const void* data, int64_t bytes) {
     const int64_t size = layout_.sizes.at(index);
-    require(offset >= 0 && bytes >= 0 && offset <= size - bytes, "%s: %s: bytes [%lld, %lld) of %lld",
-            file_.path().c_str(), specs_[index].name.c_str(), (long long)offset, (long long)(offset + bytes),
-            (long long)size);
+    require(offset >= 0 && bytes >= 0 && offset <= size - bytes, "%s: %s: bytes [%ld, %ld) of %ld",
+            file_.path().c_str(), specs_[index].name.c_str(), offset, offset + bytes, size);
     file_.write_at(layout_.offsets[index] + offset, data, bytes);
     __atomic_fetch_add(&written_[index], bytes, __ATOMIC_RELAXED);
 }
 
 void SafetensorsWriter::commit() {
     for (size_t i = 0; i < specs_.size(); ++i)
-        require(written_[i] == layout_.sizes[i], "%s: %s: %lld bytes were written, it has %lld", file_.path().c_str(),
-                specs_[i].name.c_str(), (long long)written_[i], (long long)layout_.sizes[i]);
+        require(written_[i] == layout_.sizes[i], "%s: %s: %ld bytes were written, it has %ld", file_.path().c_str(),
+                specs_[i].name.c_str(), written_[i], layout_.sizes[i]);
     file_.commit();
 }
 

@@ -39,7 +39,7 @@ inline uint64_t sum_hash(const void* data, int64_t first, int64_t count, int64_t
         case 8:
             return sum(uint64_t{});
     }
-    fail("sum_hash: elements of %lld bytes; 1, 2, 4 and 8 are known", (long long)element_bytes);
+    fail("sum_hash: elements of %ld bytes; 1, 2, 4 and 8 are known", element_bytes);
 }
 
 // Hash of bytes, with their number.

@@ -111,9 +111,9 @@ void AfterSave::run(int64_t step) try {
             if (!ends_) continue;
         } else {
             lines_.push_back(
-                format("hook     --after-save %s for step %lld, %zu times: the checkpoint stays, and the "
+                format("hook     --after-save %s for step %ld, %zu times: the checkpoint stays, and the "
                        "next one tries again",
-                       problem.c_str(), (long long)step, attempt + 1));
+                       problem.c_str(), step, attempt + 1));
         }
         failed_.push_back(step);
         return;
@@ -121,7 +121,7 @@ void AfterSave::run(int64_t step) try {
 } catch (const std::exception& error) {
     std::lock_guard lock(mutex_);
     failed_.push_back(step);
-    lines_.push_back(format("hook     --after-save of step %lld: %s", (long long)step, error.what()));
+    lines_.push_back(format("hook     --after-save of step %ld: %s", step, error.what()));
 }
 
 std::string run_before_resume(const std::string& command, const std::string& run, double seconds) {

@@ -290,7 +290,7 @@ void CheckpointWriter::save(Manifest manifest) {
     uint64_t attempt =
         uint64_t(std::chrono::steady_clock::now().time_since_epoch().count()) ^ (uint64_t(::getpid()) << 40);
     process_.broadcast(&attempt, 8, 0);
-    const std::string id = format("%s-%08llx", manifest.run_id.c_str(), (unsigned long long)(attempt & 0xffffffff));
+    const std::string id = format("%s-%08lx", manifest.run_id.c_str(), attempt & 0xffffffff);
     job_->folder = store_.temporary(manifest.step, id);
     job_->report.step = manifest.step;
     job_->report.folder = store_.path(manifest.step);
@@ -301,8 +301,8 @@ void CheckpointWriter::save(Manifest manifest) {
         stuck_.reset();
     }
     if (stuck_) {
-        job_->report.error = format("rank %d: the file system still has not answered to the save of step %lld",
-                                    process_.rank(), (long long)stuck_->report.step);
+        job_->report.error = format("rank %d: the file system still has not answered to the save of step %ld",
+                                    process_.rank(), stuck_->report.step);
         job_->stage = process_.alone() ? Stage::lost : Stage::failed;
     } else {
         take_copy();
@@ -455,10 +455,9 @@ void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFi
                 compute_.synchronize();
             }
             if (run.owned) hashes[run.tensor] += sum_hash(data, run.first, run.count, e);
-            require_finite(
-                data, run.first, run.count, part.array.dtype,
-                format("the state of step %lld is not finite: %s", (long long)job.manifest.step, in.path.c_str()),
-                table_.tensors()[size_t(run.tensor)].name);
+            require_finite(data, run.first, run.count, part.array.dtype,
+                           format("the state of step %ld is not finite: %s", job.manifest.step, in.path.c_str()),
+                           table_.tensors()[size_t(run.tensor)].name);
             write_all(file.fd, in.offset(run.tensor) + run.first * e, data, bytes, file.path);
             job.wrote(bytes);
         });

@@ -86,8 +86,7 @@ class PartReader {
         files_.emplace_back(path, fd);
         struct stat st;
         require(::fstat(fd, &st) == 0 && int64_t(st.st_size) == layout.file_size,
-                "%s: has %lld bytes, the model's tensors need %lld", path.c_str(), (long long)st.st_size,
-                (long long)layout.file_size);
+                "%s: has %ld bytes, the model's tensors need %ld", path.c_str(), st.st_size, layout.file_size);
         std::string head(layout.header.size(), '\0');
         read_all(fd, 0, head.data(), int64_t(head.size()), path, "resume.shard");
         require(head == layout.header, "%s: its header is not that of this model's tensors in %s", path.c_str(),
@@ -258,9 +257,8 @@ static std::string changed_tensor(const std::string& folder, const Manifest& man
                 const auto want = f->tensors.find(name);
                 if (want == f->tensors.end() || want->second == sums[at + i]) continue;
                 return format(
-                    "%s/%s: tensor %s has the hash %016llx, the manifest says %016llx: its contents were changed",
-                    folder.c_str(), f->path.c_str(), name.c_str(), (unsigned long long)sums[at + i],
-                    (unsigned long long)want->second);
+                    "%s/%s: tensor %s has the hash %016lx, the manifest says %016lx: its contents were changed",
+                    folder.c_str(), f->path.c_str(), name.c_str(), sums[at + i], want->second);
             }
         }
     }

@@ -21,7 +21,7 @@ namespace rz {
 
 namespace fs = std::filesystem;
 
-static std::string step_name(int64_t step) { return format("step_%09lld", (long long)step); }
+static std::string step_name(int64_t step) { return format("step_%09ld", step); }
 
 // -1 unless `name` is "step_" and digits.
 static int64_t step_of(const std::string& name) {
@@ -179,12 +179,12 @@ Manifest check_checkpoint(const std::string& folder) {
         require(has_file(folder, f.path), "%s: missing", file.c_str());
         require(again([&] { return ::stat(file.c_str(), &st); }) == 0, "%s: stat failed: %s", file.c_str(),
                 std::strerror(errno));
-        require(int64_t(st.st_size) == f.bytes, "%s: has %lld bytes, the manifest says %lld", file.c_str(),
-                (long long)st.st_size, (long long)f.bytes);
+        require(int64_t(st.st_size) == f.bytes, "%s: has %ld bytes, the manifest says %ld", file.c_str(), st.st_size,
+                f.bytes);
         if (f.holds_tensors) continue;
         const uint64_t hash = text_hash(read_file(file, kCheckpointFile));
-        require(hash == f.hash, "%s: its contents have the hash %016llx, the manifest says %016llx: it was changed",
-                file.c_str(), (unsigned long long)hash, (unsigned long long)f.hash);
+        require(hash == f.hash, "%s: its contents have the hash %016lx, the manifest says %016lx: it was changed",
+                file.c_str(), hash, f.hash);
     }
     return manifest;
 }

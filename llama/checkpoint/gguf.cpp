@@ -61,7 +61,7 @@ class Metadata {
 };
 
 uint32_t narrow(int64_t value, const char* what) {
-    require(value >= 0 && value <= int64_t(UINT32_MAX), "GGUF: %s = %lld does not fit 32 bits", what, (long long)value);
+    require(value >= 0 && value <= int64_t(UINT32_MAX), "GGUF: %s = %ld does not fit 32 bits", what, value);
     return uint32_t(value);
 }
 
@@ -101,17 +101,17 @@ void refuse_other_arithmetic(const ModelConfig& c) {
             "  export it for Hugging Face's libraries",
             a.gguf, name_of(kind));
     require(c.nope_every == 0 || c.nope_every == 4,
-            "GGUF: llama.cpp's \"%s\" rotates in all but every fourth block, this model in all but every %lld\n"
+            "GGUF: llama.cpp's \"%s\" rotates in all but every fourth block, this model in all but every %ld\n"
             "  export it for Hugging Face's libraries",
-            a.gguf, (long long)c.nope_every);
+            a.gguf, c.nope_every);
     require(c.hiding_window() == 0,
-            "GGUF: llama.cpp's \"%s\" has no window: beyond %lld tokens of this model's context of %lld it would "
+            "GGUF: llama.cpp's \"%s\" has no window: beyond %ld tokens of this model's context of %ld it would "
             "compute otherwise\n  export it for Hugging Face's libraries",
-            a.gguf, (long long)c.window, (long long)c.max_seq_len);
+            a.gguf, c.window, c.max_seq_len);
     require(c.q_rows() == c.dim || a.gguf_heads,
-            "GGUF: llama.cpp's \"%s\" has %lld heads of %lld only where the model's width is %lld, and it is %lld\n"
+            "GGUF: llama.cpp's \"%s\" has %ld heads of %ld only where the model's width is %ld, and it is %ld\n"
             "  export it for Hugging Face's libraries",
-            a.gguf, (long long)c.heads, (long long)c.head_dim, (long long)c.q_rows(), (long long)c.dim);
+            a.gguf, c.heads, c.head_dim, c.q_rows(), c.dim);
     require(!c.tied || a.gguf_tied,
             "GGUF: llama.cpp's \"%s\" wants a head of its own, and this model's is the embedding\n"
             "  export it for Hugging Face's libraries",
@@ -140,8 +140,8 @@ const char* name_of_split(const Tokenizer::Parts& parts, PreTokenizer split) {
 
 void add_tokenizer(Metadata& m, const ModelConfig& c, const Tokenizer& t) {
     Tokenizer::Parts parts = t.parts();
-    require(int64_t(parts.names.size()) <= c.vocab, "GGUF: the tokenizer has %zu tokens, the model %lld",
-            parts.names.size(), (long long)c.vocab);
+    require(int64_t(parts.names.size()) <= c.vocab, "GGUF: the tokenizer has %zu tokens, the model %ld",
+            parts.names.size(), c.vocab);
     while (int64_t(parts.names.size()) < c.vocab) {
         parts.names.push_back(format("[PAD%zu]", parts.names.size()));
         parts.kinds.push_back(Tokenizer::Parts::kUnused);
@@ -188,8 +188,7 @@ std::vector<Entry> entries_of(const ModelConfig& c, const ParamTable& table, DTy
     add("token_embd.weight", table.embedding());
     for (int64_t l = 0; l < c.layers; ++l)
         for (int k = 0; k < kBlockTensors; ++k)
-            if (table.has(BlockTensor(k)))
-                add(format("blk.%lld.%s", (long long)l, name_of(k)), table.block(l, BlockTensor(k)));
+            if (table.has(BlockTensor(k))) add(format("blk.%ld.%s", l, name_of(k)), table.block(l, BlockTensor(k)));
     add("output_norm.weight", table.final_norm());
     if (!table.tied()) add("output.weight", table.head());
     if (c.rope_scaling.factor != 1 &&

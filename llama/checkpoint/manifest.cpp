@@ -11,7 +11,7 @@ namespace rz {
 constexpr const char* kFormat = "ringzero checkpoint";
 constexpr int64_t kMost = int64_t(1) << 60;
 
-static std::string hex(uint64_t hash) { return format("%016llx", (unsigned long long)hash); }
+static std::string hex(uint64_t hash) { return format("%016lx", hash); }
 
 // The checksum's place in the whole text, as zeros.
 static constexpr std::string_view kNoChecksum = "0000000000000000";
@@ -197,8 +197,8 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
             get_text("format").c_str(), kFormat);
     const int64_t version = get_int("version", kMost);
     require(version == 1 || version == 2,
-            "%s: version %lld; this program reads versions 1 and 2: use the program that wrote it", where.c_str(),
-            (long long)version);
+            "%s: version %ld; this program reads versions 1 and 2: use the program that wrote it", where.c_str(),
+            version);
     if (version == 2) {
         const std::string want = get_text("checksum");
         const size_t at = text.find(kChecksumKey);

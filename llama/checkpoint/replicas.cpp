@@ -79,8 +79,7 @@ static std::string odd_members(const std::vector<int>& members, const std::vecto
     const std::vector<int> odd = odd_ones_out(copies);
     std::string text;
     for (const int i : odd)
-        text += format("%srank %d (hash %016llx)", text.empty() ? "" : ", ", members[size_t(i)],
-                       (unsigned long long)copies[size_t(i)]);
+        text += format("%srank %d (hash %016lx)", text.empty() ? "" : ", ", members[size_t(i)], copies[size_t(i)]);
     if (!odd.empty() && odd.size() == copies.size())
         text += copies.size() == 2 ? ": one of the two is wrong" : ": no majority";
     return text;

@@ -27,8 +27,7 @@ BatchFeeder::BatchFeeder(Device device, Stream& stream, int64_t B, int64_t T, in
     const int64_t own = ints(N / cp.size, documents || cp.size > 1, bool(documents));
     const int64_t bytes = checked_mul(own, 4, "micro-batch");
     if (cp.size > 1) {
-        require(T % (2 * cp.size) == 0, "sequences of %lld tokens do not cut into 2 x %d chunks", (long long)T,
-                cp.size);
+        require(T % (2 * cp.size) == 0, "sequences of %ld tokens do not cut into 2 x %d chunks", T, cp.size);
         whole_.resize(size_t(checked_mul(N, 4, "micro-batch")));
     }
     for (Staging& s : staging_) s.host = Buffer::host_for(device, bytes, MemKind::data, "token staging");

@@ -112,7 +112,7 @@ MixPlan::MixPlan(std::vector<MixStage> stages) : stages_(std::move(stages)) {
 }
 
 const MixPlan::Table& MixPlan::table(int64_t sample, int64_t& within) const {
-    require(sample >= 0, "data position %lld is negative", (long long)sample);
+    require(sample >= 0, "data position %ld is negative", sample);
     const auto next = std::upper_bound(stages_.begin(), stages_.end(), sample,
                                        [](int64_t s, const MixStage& stage) { return s < stage.first; });
     const size_t i = size_t(next - stages_.begin()) - 1;
@@ -175,8 +175,8 @@ std::vector<MixChange> parse_mix_changes(const std::string& text, size_t sets) {
                         "--data-weights-at %s: %zu shares at step %s, but --data has %zu sets", text.c_str(),
                         change.shares.size(), step.c_str(), sets);
         const int64_t least = changes.empty() ? 2 : changes.back().step + 1;
-        require_request(change.step >= least, "--data-weights-at %s: step %s comes too early\n  nearest: %lld",
-                        text.c_str(), step.c_str(), (long long)least);
+        require_request(change.step >= least, "--data-weights-at %s: step %s comes too early\n  nearest: %ld",
+                        text.c_str(), step.c_str(), least);
         MixShares::parse(change.shares, "--data-weights-at");
         changes.push_back(std::move(change));
     }

@@ -66,8 +66,8 @@ const int32_t* ReadAhead::take(int64_t position) {
     Slot& slot = slots_[size_t(next_taken_++) % slots_.size()];
     was_read_.wait(lock, [&] { return slot.state == State::full; });
     if (slot.error) std::rethrow_exception(slot.error);
-    require(slot.position == position, "samples from %lld on were read ahead, and those from %lld on are asked for",
-            (long long)slot.position, (long long)position);
+    require(slot.position == position, "samples from %ld on were read ahead, and those from %ld on are asked for",
+            slot.position, position);
     return slot.memory.as<int32_t>();
 }
 

@@ -133,8 +133,7 @@ const Architecture& architecture_of(const ModelConfig& c) {
 static std::string named(const ModelConfig& config, int64_t ModelConfig::*member) {
     for (const ConfigField& f : kFields)
         if (f.member == member)
-            return format("%s%s = %lld", f.name, f.key ? format(" (%s)", f.key).c_str() : "",
-                          (long long)(config.*member));
+            return format("%s%s = %ld", f.name, f.key ? format(" (%s)", f.key).c_str() : "", config.*member);
     return "?";
 }
 
@@ -145,8 +144,7 @@ static std::string nearest_divisors(int64_t n, int64_t x) {
         if (n % d == 0) below = d;
     for (int64_t d = x; d <= n && above == 0; ++d)
         if (n % d == 0) above = d;
-    return above == 0 || above == below ? std::to_string(below)
-                                        : format("%lld or %lld", (long long)below, (long long)above);
+    return above == 0 || above == below ? std::to_string(below) : format("%ld or %ld", below, above);
 }
 
 static void require_finite(double x, double min, double max, const char* name) {
@@ -158,24 +156,23 @@ static bool is_plain(const RopeScaling& s) { return s.factor == 1 && rope_attent
 
 void ModelConfig::resolve() {
     const auto in_range = [&](const ConfigField& f) {
-        require(this->*f.member >= f.min && this->*f.member <= f.max, "%s must be from %lld to %lld",
-                named(*this, f.member).c_str(), (long long)f.min, (long long)f.max);
+        require(this->*f.member >= f.min && this->*f.member <= f.max, "%s must be from %ld to %ld",
+                named(*this, f.member).c_str(), f.min, f.max);
     };
     for (const ConfigField& f : kFields)
         if (this->*f.member != 0 || (f.member != &ModelConfig::kv_heads && f.member != &ModelConfig::head_dim))
             in_range(f);
     if (kv_heads == 0) kv_heads = heads;
-    require(dim % 8 == 0, "%s must be a multiple of 8: nearest %lld or %lld", named(*this, &ModelConfig::dim).c_str(),
-            (long long)std::max<int64_t>(8, dim / 8 * 8), (long long)round_up(dim, 8));
+    require(dim % 8 == 0, "%s must be a multiple of 8: nearest %ld or %ld", named(*this, &ModelConfig::dim).c_str(),
+            std::max<int64_t>(8, dim / 8 * 8), round_up(dim, 8));
     require(dim % heads == 0, "%s does not divide %s: nearest heads %s", named(*this, &ModelConfig::heads).c_str(),
             named(*this, &ModelConfig::dim).c_str(), nearest_divisors(dim, heads).c_str());
     require(heads % kv_heads == 0, "%s does not divide %s: nearest kv-heads %s",
             named(*this, &ModelConfig::kv_heads).c_str(), named(*this, &ModelConfig::heads).c_str(),
             nearest_divisors(heads, kv_heads).c_str());
     if (head_dim == 0) head_dim = dim / heads;
-    require(head_dim % 2 == 0, "%s must be even, since RoPE rotates pairs: nearest %lld or %lld",
-            named(*this, &ModelConfig::head_dim).c_str(), (long long)std::max<int64_t>(2, head_dim - 1),
-            (long long)head_dim + 1);
+    require(head_dim % 2 == 0, "%s must be even, since RoPE rotates pairs: nearest %ld or %ld",
+            named(*this, &ModelConfig::head_dim).c_str(), std::max<int64_t>(2, head_dim - 1), head_dim + 1);
     for (const ConfigField& f : kFields) in_range(f);  // the derived ones too
     if (nope_every > layers) nope_every = 0;           // then all rotate
     architecture_of(*this);
@@ -194,8 +191,8 @@ void ModelConfig::resolve() {
     require_finite(s.beta_fast, s.beta_slow, 1e6, "rope_scaling beta_fast");
     require_finite(s.attention_factor, 0, 1e6, "rope_scaling attention_factor");
     require(s.original_max_position >= 1 && s.original_max_position <= INT32_MAX,
-            "rope_scaling original_max_position_embeddings = %lld must be from 1 to %d",
-            (long long)s.original_max_position, INT32_MAX);
+            "rope_scaling original_max_position_embeddings = %ld must be from 1 to %d", s.original_max_position,
+            INT32_MAX);
     require(s.kind != RopeKind::dynamic || s.factor == 1 || head_dim > 2,
             "rope_scaling dynamic needs a head-dim (head_dim) above 2");
     // The largest buffer holds 8 bytes per parameter at most.
@@ -205,12 +202,11 @@ void ModelConfig::resolve() {
 
 // Why not into `tp` parts, or "".
 static std::string find_cut_error(const ModelConfig& c, int64_t tp) {
-    const auto count = [](int64_t n) { return (long long)n; };
-    if (c.heads % tp != 0) return format("%lld heads do not divide by %lld", count(c.heads), count(tp));
+    if (c.heads % tp != 0) return format("%ld heads do not divide by %ld", c.heads, tp);
     if (c.kv_heads % tp != 0 && tp % c.kv_heads != 0)
-        return format("of %lld kv heads and %lld ranks one must divide the other", count(c.kv_heads), count(tp));
+        return format("of %ld kv heads and %ld ranks one must divide the other", c.kv_heads, tp);
     for (const auto& [what, n] : {std::pair("columns of ffn", c.ffn), {"tokens of the vocabulary", c.vocab}})
-        if (n < tp) return format("%lld %s are fewer than ranks", count(n), what);
+        if (n < tp) return format("%ld %s are fewer than ranks", n, what);
     return "";
 }
 
@@ -220,9 +216,8 @@ void check_tensor_parallel(const ModelConfig& c, int64_t tp) {
     int64_t below = std::min(tp, c.heads), above = tp;
     while (!find_cut_error(c, below).empty()) --below;  // one part is always possible
     while (above <= c.heads && !find_cut_error(c, above).empty()) ++above;
-    const std::string nearest = above > c.heads ? format("--tp %lld", (long long)below)
-                                                : format("--tp %lld or %lld", (long long)below, (long long)above);
-    refuse("--tp %lld: %s\n  nearest: %s", (long long)tp, why.c_str(), nearest.c_str());
+    const std::string nearest = above > c.heads ? format("--tp %ld", below) : format("--tp %ld or %ld", below, above);
+    refuse("--tp %ld: %s\n  nearest: %s", tp, why.c_str(), nearest.c_str());
 }
 
 int64_t ModelConfig::matmul_parameters() const {
@@ -248,18 +243,17 @@ static std::string human_count(int64_t n) {
 }
 
 std::string summary(const ModelConfig& c) {
-    const std::string kv = c.kv_heads == c.heads ? "" : format(" (%lld kv)", (long long)c.kv_heads);
+    const std::string kv = c.kv_heads == c.heads ? "" : format(" (%ld kv)", c.kv_heads);
     const std::string scaling =
         is_plain(c.rope_scaling) ? "" : format(", %s rope x%g", name_of(c.rope_scaling.kind), c.rope_scaling.factor);
     std::string more;
     for (const ConfigSwitch& w : kSwitches)
         if (c.*w.member) more += format(", %s", w.name);
-    if (c.nope_every > 0) more += format(", nope-every %lld", (long long)c.nope_every);
-    if (c.window > 0) more += format(", window %lld", (long long)c.window);
-    return format("%s parameters: dim %lld, %lld layers, %lld heads%s of %lld, ffn %lld, vocab %lld, %s%s%s",
-                  human_count(c.parameter_count()).c_str(), (long long)c.dim, (long long)c.layers, (long long)c.heads,
-                  kv.c_str(), (long long)c.head_dim, (long long)c.ffn, (long long)c.vocab, c.tied ? "tied" : "untied",
-                  scaling.c_str(), more.c_str());
+    if (c.nope_every > 0) more += format(", nope-every %ld", c.nope_every);
+    if (c.window > 0) more += format(", window %ld", c.window);
+    return format("%s parameters: dim %ld, %ld layers, %ld heads%s of %ld, ffn %ld, vocab %ld, %s%s%s",
+                  human_count(c.parameter_count()).c_str(), c.dim, c.layers, c.heads, kv.c_str(), c.head_dim, c.ffn,
+                  c.vocab, c.tied ? "tied" : "untied", scaling.c_str(), more.c_str());
 }
 
 std::string differences(const ModelConfig& a, const ModelConfig& b, std::string_view name_a, std::string_view name_b) {
@@ -462,8 +456,8 @@ static int64_t read_nope(const Json& json, int64_t layers, const std::string& wh
         const Json* every = json_find(json, "no_rope_layer_interval");
         return every == nullptr ? 4 : json_int(*every, "no_rope_layer_interval", 1, 1 << 16, where);
     }
-    require(list->is_array() && int64_t(list->size()) >= layers, "%s: no_rope_layers = %s must list all %lld layers",
-            where.c_str(), json_excerpt(*list).c_str(), (long long)layers);
+    require(list->is_array() && int64_t(list->size()) >= layers, "%s: no_rope_layers = %s must list all %ld layers",
+            where.c_str(), json_excerpt(*list).c_str(), layers);
     ModelConfig config;
     for (int64_t l = layers - 1; l >= 0; --l)
         if ((*list)[size_t(l)] == 0) config.nope_every = l + 1;

@@ -97,9 +97,9 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
       block_(decoder_block(c, table, dtype, device, stream, max_positions_, cos_, sin_, window_, tp)) {
     const int64_t e = size_of(dtype), n = std::min(kPrefill, max_positions_);
     require(part_.qkv_rows() * e % 16 == 0,
-            "generation with head-dim (head_dim) = %lld: a token's q, k and v take %lld bytes, not a multiple of 16\n"
-            "  nearest: head-dim %lld",
-            (long long)c.head_dim, (long long)(part_.qkv_rows() * e), (long long)round_up(c.head_dim, 8));
+            "generation with head-dim (head_dim) = %ld: a token's q, k and v take %ld bytes, not a multiple of 16\n"
+            "  nearest: head-dim %ld",
+            c.head_dim, part_.qkv_rows() * e, round_up(c.head_dim, 8));
     auto take = [&](int64_t rows, int64_t columns, int64_t element, MemKind kind, const char* name) {
         return buffers_.emplace_back(device, checked_mul(checked_mul(rows, columns, name), element, name), kind, name)
             .data();
@@ -144,11 +144,10 @@ Decoder::Decoder(const ModelConfig& c, const ParamTable& table, DType dtype, Dev
 
 std::vector<float> Decoder::append(const std::vector<int32_t>& tokens) {
     require(!tokens.empty(), "generation needs at least one token to start from");
-    require(position_ + int64_t(tokens.size()) <= max_positions_, "%lld tokens do not fit: position %lld of %lld",
-            (long long)tokens.size(), (long long)position_, (long long)max_positions_);
+    require(position_ + int64_t(tokens.size()) <= max_positions_, "%zu tokens do not fit: position %ld of %ld",
+            tokens.size(), position_, max_positions_);
     for (int32_t t : tokens)
-        require(t >= 0 && t < config_.vocab, "token %d is outside the model's vocabulary of %lld", t,
-                (long long)config_.vocab);
+        require(t >= 0 && t < config_.vocab, "token %d is outside the model's vocabulary of %ld", t, config_.vocab);
     const int64_t total = int64_t(tokens.size());
     for (int64_t first = 0; first < total; first += kPrefill)
         forward_chunk(tokens.data() + first, std::min(kPrefill, total - first));

@@ -276,8 +276,8 @@ void HfWeights::make_rows(const Tensor& t) {
         variance += std::max(squares[c] / double(count) - mean * mean, 0.0) / double(columns);
     }
     rows.noise = 0.01f * float(std::sqrt(variance));
-    warnings_.push_back(format("%s: %lld new rows are the mean of the %lld old ones, with noise of %.2g",
-                               t.name.c_str(), (long long)(t.shape[0] - count), (long long)count, rows.noise));
+    warnings_.push_back(format("%s: %ld new rows are the mean of the %ld old ones, with noise of %.2g", t.name.c_str(),
+                               t.shape[0] - count, count, rows.noise));
 }
 
 const HfWeights::TensorInFile& HfWeights::place(const Tensor& t) const {
@@ -293,8 +293,8 @@ void HfWeights::read(const Tensor& t, int64_t first, int64_t count, DType dtype,
     const auto grown = new_rows_.find(t.name);
     int64_t old = count;
     if (grown != new_rows_.end()) {
-        require(first >= 0 && count >= 0 && first <= t.size - count, "%s: elements [%lld, %lld) asked of %lld",
-                t.name.c_str(), (long long)first, (long long)(first + count), (long long)t.size);
+        require(first >= 0 && count >= 0 && first <= t.size - count, "%s: elements [%ld, %ld) asked of %ld",
+                t.name.c_str(), first, first + count, t.size);
         old = std::clamp<int64_t>(grown->second.stored - first, 0, count);
     }
     if (old > 0 || count == 0) p.file->read(*p.tensor, first, old, dtype, out);
@@ -464,14 +464,14 @@ static std::vector<std::string> side_files(const std::string& folder, const std:
         if (fs::is_symlink(folder + "/" + path, none)) continue;
         const auto has = [&](const char* file) { return is_file(folder + "/" + path + "/" + file); };
         if (has(kConfig) || has("manifest.json") || has("run_status.json")) continue;
-        require(std::count(path.begin(), path.end(), '/') < kDeepest, "%s/%s: folders in it are more than %lld deep",
-                folder.c_str(), path.c_str(), (long long)kDeepest);
+        require(std::count(path.begin(), path.end(), '/') < kDeepest, "%s/%s: folders in it are more than %ld deep",
+                folder.c_str(), path.c_str(), kDeepest);
         const std::vector<std::string> deeper = side_files(folder, path + "/");
         found.insert(found.end(), deeper.begin(), deeper.end());
         require(int64_t(found.size()) <= kMost,
-                "%s: more than %lld files lie beside the weights, and each checkpoint would carry them\n"
+                "%s: more than %ld files lie beside the weights, and each checkpoint would carry them\n"
                 "  move what does not belong to the model elsewhere",
-                folder.c_str(), (long long)kMost);
+                folder.c_str(), kMost);
     }
     return found;
 }

@@ -8,8 +8,7 @@ namespace rz {
 
 static std::string nearest_multiples(int64_t value, int64_t multiple) {
     const int64_t below = value / multiple * multiple;
-    return below > 0 ? format("%lld or %lld", (long long)below, (long long)(below + multiple))
-                     : std::to_string(multiple);
+    return below > 0 ? format("%ld or %ld", below, below + multiple) : std::to_string(multiple);
 }
 
 int64_t fp8_multiple(Fp8Recipe recipe) {
@@ -53,16 +52,13 @@ void check_fp8(const Fp8Options& o, const ModelConfig& c, DType dtype, int64_t t
                   tokens, runs}};
     for (const auto& side : sides)
         require_request(side.value % (multiple * side.parts) == 0,
-                        "--fp8 %s: %s %lld is not a multiple of %s%lld, which fp8 products need\n  nearest: %s", recipe,
-                        side.name, (long long)side.value,
-                        side.parts > 1 ? format("--tp %lld x ", (long long)side.parts).c_str() : "",
-                        (long long)multiple, nearest_multiples(side.value, multiple * side.parts).c_str());
-    require_request(
-        o.skip_first + o.skip_last < c.layers,
-        "--fp8-skip-blocks %lld,%lld: the model has %lld blocks, so none would be in fp8\n  nearest: %lld,%lld",
-        (long long)o.skip_first, (long long)o.skip_last, (long long)c.layers,
-        (long long)std::min(o.skip_first, c.layers - 1),
-        (long long)std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
+                        "--fp8 %s: %s %ld is not a multiple of %s%ld, which fp8 products need\n  nearest: %s", recipe,
+                        side.name, side.value, side.parts > 1 ? format("--tp %ld x ", side.parts).c_str() : "",
+                        multiple, nearest_multiples(side.value, multiple * side.parts).c_str());
+    require_request(o.skip_first + o.skip_last < c.layers,
+                    "--fp8-skip-blocks %ld,%ld: the model has %ld blocks, so none would be in fp8\n  nearest: %ld,%ld",
+                    o.skip_first, o.skip_last, c.layers, std::min(o.skip_first, c.layers - 1),
+                    std::min(o.skip_last, c.layers - 1 - std::min(o.skip_first, c.layers - 1)));
 }
 
 Fp8Room fp8_room(const Fp8Options& o, const ModelConfig& c, int64_t tokens, bool whole_backward) {
@@ -111,7 +107,7 @@ Fp8Linear::Fp8Linear(Device device, Fp8Recipe recipe, const Fp8Room& room)
 
 Operand Fp8Linear::both_ways(Stream& s, const Operand& dy, int64_t N, int64_t out, DType dtype) const {
     require(dy.measured && N * out <= std::min(codes_[0].bytes(), gradient_.bytes()),
-            "fp8 linear layer: no room for %lld x %lld codes of a gradient both ways", (long long)N, (long long)out);
+            "fp8 linear layer: no room for %ld x %ld codes of a gradient both ways", N, out);
     Operand codes = Operand::coded(codes_[0].as<uint8_t>(), dy.measured, Fp8::e5m2);
     codes.codes_t = gradient_.as<uint8_t>();
     quantise(s, {.y = codes_[0].as<uint8_t>(),
@@ -133,8 +129,8 @@ Fp8Linear::Coded Fp8Linear::coded(Stream& s, int memory, const Side& side, DType
             "fp8 linear layer: an operand whose codes this product does not take");
     if (x.codes && !side.transposed) return {x.codes, x.scales};
     if (x.codes_t && side.transposed) return {x.codes_t, x.scales_t};
-    require(rows * columns <= room.bytes(), "fp8 linear layer: %lld x %lld codes, room for %lld", (long long)rows,
-            (long long)columns, (long long)room.bytes());
+    require(rows * columns <= room.bytes(), "fp8 linear layer: %ld x %ld codes, room for %ld", rows, columns,
+            room.bytes());
     uint8_t* codes = room.as<uint8_t>();
     if (x.again) {
         const void* kept = x.codes ? x.scales : x.measured;

@@ -168,7 +168,7 @@ void ParamTable::hold() {
 
 void ParamTable::for_each_run(int64_t begin, int64_t end, int64_t most,
                               const std::function<void(const TensorRun&)>& body) const {
-    require(most > 0, "runs of %lld elements", (long long)most);
+    require(most > 0, "runs of %ld elements", most);
     auto p = std::partition_point(held_.begin(), held_.end(),
                                   [&](const TensorShard& piece) { return piece.local + piece.size() <= begin; });
     for (; p != held_.end() && p->local < end; ++p) {

@@ -27,8 +27,8 @@ PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& ch
     }
     const int v = o.stages_per_rank ? o.stages_per_rank : default_stages_per_rank(*choice.kind);
     require_request(int64_t(o.pp) * v <= blocks,
-                    "pp %d and schedule %s make %d stages of %lld blocks\n  nearest: pp %lld", o.pp, name.c_str(),
-                    o.pp * v, (long long)blocks, (long long)std::max<int64_t>(1, blocks / v));
+                    "pp %d and schedule %s make %d stages of %ld blocks\n  nearest: pp %ld", o.pp, name.c_str(),
+                    o.pp * v, blocks, std::max<int64_t>(1, blocks / v));
     return make_pipeline(*choice.kind, {o.pp, micro_batches, o.stages_per_rank});
 }
 

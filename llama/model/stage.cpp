@@ -59,10 +59,9 @@ static Block make_block(const ModelConfig& c, const ParamTable& table, const Sta
 }
 
 static int64_t rows_of(const StageOptions& o, const ModelConfig& c) {
-    require(o.B > 0 && o.T > 0, "micro-batch %lld x %lld: both must be positive", (long long)o.B, (long long)o.T);
+    require(o.B > 0 && o.T > 0, "micro-batch %ld x %ld: both must be positive", o.B, o.T);
     const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;  // RoPE then stretches
-    require(dynamic || o.T <= c.max_seq_len, "T = %lld is longer than the model's max_seq_len %lld", (long long)o.T,
-            (long long)c.max_seq_len);
+    require(dynamic || o.T <= c.max_seq_len, "T = %ld is longer than the model's max_seq_len %ld", o.T, c.max_seq_len);
     return checked_mul(o.B, o.T, "micro-batch");
 }
 
@@ -296,11 +295,10 @@ void Stage::add_weight_slot(int number) {
 
 void Stage::check(const DeviceBatch& b) const {
     require(b.B > 0 && b.T > 0 && b.T <= options_.T && b.B * b.T <= options_.B * options_.T,
-            "a batch of %lld x %lld does not fit a model built for %lld x %lld", (long long)b.B, (long long)b.T,
-            (long long)options_.B, (long long)options_.T);
+            "a batch of %ld x %ld does not fit a model built for %ld x %ld", b.B, b.T, options_.B, options_.T);
     require(!options_.context || (b.B == options_.B && b.T == options_.T && b.positions),
-            "a batch of %lld x %lld: where ranks share sequences, all have the model's %lld x %lld and positions",
-            (long long)b.B, (long long)b.T, (long long)options_.B, (long long)options_.T);
+            "a batch of %ld x %ld: where ranks share sequences, all have the model's %ld x %ld and positions", b.B, b.T,
+            options_.B, options_.T);
 }
 
 // ---- passes ---------------------------------------------------------------------------------------------------------

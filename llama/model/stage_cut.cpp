@@ -76,10 +76,10 @@ std::vector<StageUnits> cut_stages(const std::vector<int64_t>& blocks_of, int64_
     for (int s = 0; s < stages; ++s) even_blocks.push_back(blocks / stages + (s < blocks % stages ? 1 : 0));
     const std::string even = joined(even_blocks, ",");
     require_request(int(blocks_of.size()) == stages,
-                    "a cut into %s blocks: these are %lld stages, there are %d\n  nearest: %s", asked.c_str(),
-                    (long long)blocks_of.size(), stages, even.c_str());
-    require_request(total == blocks, "a cut into %s blocks: these are %lld blocks, the model has %lld\n  nearest: %s",
-                    asked.c_str(), (long long)total, (long long)blocks, even.c_str());
+                    "a cut into %s blocks: these are %zu stages, there are %d\n  nearest: %s", asked.c_str(),
+                    blocks_of.size(), stages, even.c_str());
+    require_request(total == blocks, "a cut into %s blocks: these are %ld blocks, the model has %ld\n  nearest: %s",
+                    asked.c_str(), total, blocks, even.c_str());
     std::vector<StageUnits> out;
     int next = 0;
     for (int s = 0; s < stages; ++s) {

@@ -10,7 +10,7 @@ namespace rz {
 ContextParallel::ContextParallel(Mesh& mesh, Device device, const ContextShape& shape, CommMeter* meter)
     : mesh_(mesh), meter_(meter), shape_(shape), chunk_(shape.T / (2 * mesh.cp().size())) {
     const int cp = mesh.cp().size();
-    require(shape.T % (2 * cp) == 0, "sequences of %lld tokens do not cut into 2 x %d chunks", (long long)shape.T, cp);
+    require(shape.T % (2 * cp) == 0, "sequences of %ld tokens do not cut into 2 x %d chunks", shape.T, cp);
     const int64_t part = part_ =
         checked_mul(checked_mul(shape.B, own_rows(), "context: rows"), kv_columns(), "context: keys");
     offsets_ = even_offsets(checked_mul(part, cp, "context: keys"), cp, part);

@@ -13,7 +13,7 @@ struct CellIndex {
 };
 
 std::string where(int rank, size_t position, const Cell& cell) {
-    return format("rank %d, position %lld (%s): ", rank, (long long)position, text_of(cell).c_str());
+    return format("rank %d, position %zu (%s): ", rank, position, text_of(cell).c_str());
 }
 
 class ScheduleChecker {
@@ -35,9 +35,9 @@ class ScheduleChecker {
         if (s_.ranks < 1 || s_.stages < 1 || s_.micro_batches < 1 || int(s_.order.size()) != s_.ranks ||
             int(s_.rank_of.size()) != s_.stages)
             return format(
-                "%d ranks, %d stages, %d micro-batches, %lld rows: a schedule has at least one of each, and a"
+                "%d ranks, %d stages, %d micro-batches, %zu rows: a schedule has at least one of each, and a"
                 " row for each rank",
-                s_.ranks, s_.stages, s_.micro_batches, (long long)s_.order.size());
+                s_.ranks, s_.stages, s_.micro_batches, s_.order.size());
         for (const auto& homes : s_.rank_of)
             if (int(homes.size()) != s_.micro_batches) return "a stage does not say where each micro-batch is run";
         return "";

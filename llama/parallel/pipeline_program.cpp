@@ -288,8 +288,8 @@ PipelineSchedule unfused(const PipelineSchedule& s) {
 std::vector<RankProgram> pipeline_programs(const PipelineSchedule& schedule, const PipelineCosts& costs,
                                            const PipelineProgramOptions& options) {
     check_pipeline(schedule);
-    require(int(options.cut.size()) == schedule.stages, "%lld stages are cut, the schedule has %d",
-            (long long)options.cut.size(), schedule.stages);
+    require(int(options.cut.size()) == schedule.stages, "%zu stages are cut, the schedule has %d", options.cut.size(),
+            schedule.stages);
     int next = 0;
     for (int s = 0; s < schedule.stages; ++s) {
         const StageUnits& c = options.cut[size_t(s)];
@@ -297,8 +297,8 @@ std::vector<RankProgram> pipeline_programs(const PipelineSchedule& schedule, con
                 s, c.first_unit, next);
         next = c.last_unit + 1;
     }
-    require(next == int(options.unit_bytes.size()), "the stages have %d units, the model %lld", next,
-            (long long)options.unit_bytes.size());
+    require(next == int(options.unit_bytes.size()), "the stages have %d units, the model %zu", next,
+            options.unit_bytes.size());
     const PipelineSchedule single = unfused(schedule);
     const PipelineRun run = simulate(single, costs);
     std::vector<RankProgram> out;

@@ -97,15 +97,15 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
             if (field.empty()) continue;
             const auto cell = parse_cell(field);
             require(cell,
-                    "schedule, rank %lld, field %lld: \"%.*s\" is not a task\n"
+                    "schedule, rank %zu, field %zu: \"%.*s\" is not a task\n"
                     "  tasks are 0F3 (stage 0, forward, micro-batch 3), 0I3, 0W3, 0B3 and (0F4;3B1)OVERLAP_F_B;"
                     " transfers and shards are not part of a schedule here",
-                    (long long)r, (long long)f, int(std::min<size_t>(field.size(), 60)), field.data());
+                    r, f, int(std::min<size_t>(field.size(), 60)), field.data());
             cells.push_back(*cell);
             for (const Task* t : {&cell->a, cell->with ? &*cell->with : nullptr}) {
                 if (!t) continue;
-                require(t->stage < kMost && t->micro_batch < kMost, "schedule, rank %lld, field %lld: %s is too large",
-                        (long long)r, (long long)f, text_of(*t).c_str());
+                require(t->stage < kMost && t->micro_batch < kMost, "schedule, rank %zu, field %zu: %s is too large", r,
+                        f, text_of(*t).c_str());
                 s.stages = std::max(s.stages, t->stage + 1);
                 s.micro_batches = std::max(s.micro_batches, t->micro_batch + 1);
                 home.insert({{t->stage, t->micro_batch}, int(r)});  // the first one; the checker compares the others
@@ -115,8 +115,8 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
     s.ranks = int(s.order.size());
     require(s.ranks > 0 && s.stages > 0, "the schedule is empty");
     require(int64_t(s.stages) * s.micro_batches == int64_t(home.size()),
-            "the schedule has %d stages and %d micro-batches, but tasks of only %lld of these %lld pairs", s.stages,
-            s.micro_batches, (long long)home.size(), (long long)s.stages * s.micro_batches);
+            "the schedule has %d stages and %d micro-batches, but tasks of only %zu of these %ld pairs", s.stages,
+            s.micro_batches, home.size(), int64_t(s.stages) * s.micro_batches);
     require(s.stages % s.ranks == 0, "the schedule has %d stages on %d ranks: each rank must have equally many",
             s.stages, s.ranks);
     s.rank_of.assign(size_t(s.stages), std::vector<int>(size_t(s.micro_batches)));

@@ -21,8 +21,7 @@ class ProgramChecker {
         for (at_ = 0; at_ < program_.code.size(); ++at_) {
             const Instr& i = program_.code[at_];
             if (const std::string why = step(i); !why.empty())
-                return format("rank %d, instruction %lld (%s): %s", rank, (long long)at_, describe(i).c_str(),
-                              why.c_str());
+                return format("rank %d, instruction %zu (%s): %s", rank, at_, describe(i).c_str(), why.c_str());
         }
         const std::string why = end();
         return why.empty() ? why : format("rank %d, at the end of the step: %s", rank, why.c_str());
@@ -114,8 +113,8 @@ class ProgramChecker {
         if (pending.empty()) return "nothing was added to its gradients since they were reduced";
         for (int m : pending)
             if (last_write_.at({unit, m}) > at_)
-                return format("micro-batch %d adds to its gradients later, at instruction %lld", m,
-                              (long long)last_write_.at({unit, m}));
+                return format("micro-batch %d adds to its gradients later, at instruction %zu", m,
+                              last_write_.at({unit, m}));
         if (!pending.count(i.micro_batch)) return format("its gradients hold micro-batch %d", *pending.begin());
         reduced_[unit] += int(pending.size());
         const int all = micro_batches_into(unit);

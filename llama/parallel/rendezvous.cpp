@@ -139,9 +139,9 @@ class AllRanks {
         const Instr& recv = at(theirs.rank, theirs.position);
         if (recv.what != Do::recv || recv.lane != mine.rank) return false;
         if (recv.first_unit != i.first_unit || recv.last_unit != i.last_unit || recv.micro_batch != i.micro_batch) {
-            error_ = format("rank %d, instruction %lld (%s) meets rank %d, instruction %lld (%s): another tensor",
-                            mine.rank, (long long)mine.position, describe(i).c_str(), theirs.rank,
-                            (long long)theirs.position, describe(recv).c_str());
+            error_ =
+                format("rank %d, instruction %zu (%s) meets rank %d, instruction %zu (%s): another tensor", mine.rank,
+                       mine.position, describe(i).c_str(), theirs.rank, theirs.position, describe(recv).c_str());
             return false;
         }
         const bool up = i.last_unit > i.first_unit;
@@ -178,13 +178,13 @@ class AllRanks {
         for (size_t r = 0; r < ranks_.size(); ++r)
             if (const Rank& mine = state_[r]; mine.next < mine.compute.size()) {
                 const size_t position = mine.compute[mine.next];
-                return format("rank %lld, instruction %lld (%s): deadlock, it never runs", (long long)r,
-                              (long long)position, describe(at(int(r), position)).c_str());
+                return format("rank %zu, instruction %zu (%s): deadlock, it never runs", r, position,
+                              describe(at(int(r), position)).c_str());
             }
         for (const auto& [key, queue] : queues_)
             if (queue.next < queue.messages.size()) {
                 const Message& m = queue.messages[queue.next];
-                return format("rank %d, instruction %lld (%s): no one meets it", m.rank, (long long)m.position,
+                return format("rank %d, instruction %zu (%s): no one meets it", m.rank, m.position,
                               describe(at(m.rank, m.position)).c_str());
             }
         return "";

@@ -104,7 +104,7 @@ std::string summary_of(const TimedSchedule& t, const ScheduleStudy& o) {
                 : "") +
            format("peak activations %.4g forwards of 1/%d of the model, pending weight gradients included\n",
                   peak_activations(s), s.ranks) +
-           format("text %016llx\n", (unsigned long long)text_hash(s));
+           format("text %016lx\n", text_hash(s));
 }
 
 std::string comparison(const ScheduleStudy& o) {

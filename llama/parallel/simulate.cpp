@@ -11,11 +11,11 @@ namespace rz {
 PipelineCosts PipelineCosts::even(const PipelineSchedule& s, int64_t f, int64_t i, int64_t w, int64_t message) {
     const int64_t v = s.stages_per_rank();
     require(f >= 0 && i >= 0 && w >= 0 && message >= 0,
-            "costs of %lld, %lld, %lld ticks and %lld a message: they can't"
+            "costs of %ld, %ld, %ld ticks and %ld a message: they can't"
             " be negative",
-            (long long)f, (long long)i, (long long)w, (long long)message);
-    require(f % v == 0 && i % v == 0 && w % v == 0, "costs of %lld, %lld and %lld ticks do not divide by %lld stages",
-            (long long)f, (long long)i, (long long)w, (long long)v);
+            f, i, w, message);
+    require(f % v == 0 && i % v == 0 && w % v == 0, "costs of %ld, %ld and %ld ticks do not divide by %ld stages", f, i,
+            w, v);
     const auto all = [&](int64_t cost) { return std::vector<int64_t>(size_t(s.stages), cost / v); };
     return {.forward = all(f), .input = all(i), .weight = all(w), .message = message};
 }
@@ -75,8 +75,8 @@ class Simulator {
                 start(cell.index, cell.at);
         }
         for (int r = 0; r < s_.ranks; ++r)
-            require(next_[size_t(r)] == s_.order[size_t(r)].size(), "rank %d, position %lld (%s): deadlock", r,
-                    (long long)next_[size_t(r)], text_of(s_.order[size_t(r)][next_[size_t(r)]]).c_str());
+            require(next_[size_t(r)] == s_.order[size_t(r)].size(), "rank %d, position %zu (%s): deadlock", r,
+                    next_[size_t(r)], text_of(s_.order[size_t(r)][next_[size_t(r)]]).c_str());
         for (int r = 0; r < s_.ranks; ++r) count_rank(r);
         count_queues();
         return std::move(run_);
@@ -250,7 +250,7 @@ class Simulator {
 PipelineRun simulate(const PipelineSchedule& s, const PipelineCosts& costs) {
     require(int(costs.forward.size()) == s.stages && int(costs.input.size()) == s.stages &&
                 int(costs.weight.size()) == s.stages,
-            "costs of %lld stages for a schedule of %d", (long long)costs.forward.size(), s.stages);
+            "costs of %zu stages for a schedule of %d", costs.forward.size(), s.stages);
     PipelineRun lanes = Simulator(s, costs, nullptr).run();
     if (!costs.one_lane) return lanes;
     std::stable_sort(lanes.messages.begin(), lanes.messages.end(),

@@ -58,9 +58,9 @@ std::vector<TaskTime> task_times(const StepEvents& step) {
 
 std::string json_line(const TaskTime& t, int64_t step, int rank) {
     return format(
-        "{\"step\":%lld,\"rank\":%d,\"op\":\"%s\",\"stage\":%d,\"mb\":%d,\"ready\":%.6f,\"t0\":%.6f,\"t1\":%.6f,"
+        "{\"step\":%ld,\"rank\":%d,\"op\":\"%s\",\"stage\":%d,\"mb\":%d,\"ready\":%.6f,\"t0\":%.6f,\"t1\":%.6f,"
         "\"queue\":%d}\n",
-        (long long)step, rank, name_of(t.what), t.stage, t.micro_batch, t.ready, t.start, t.end, t.queue);
+        step, rank, name_of(t.what), t.stage, t.micro_batch, t.ready, t.start, t.end, t.queue);
 }
 
 PipelineNumbers pipeline_numbers(const std::vector<TaskTime>& tasks) {

@@ -51,7 +51,7 @@ std::string choose_batch(TrainOptions& o, Process& process, MeteredMesh& mesh, c
     }
     o.batch = best->to.options.batch;
     o.kept_flags["batch"] = std::to_string(o.batch);
-    return format("batch    --batch auto: %lld sequences, %s planned of %s free; the margin is %s", (long long)o.batch,
+    return format("batch    --batch auto: %ld sequences, %s planned of %s free; the margin is %s", o.batch,
                   human_bytes(best->plan.largest().memory.total).c_str(), human_bytes(free).c_str(),
                   human_bytes(c.outside_max()).c_str());
 }

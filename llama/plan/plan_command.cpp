@@ -85,8 +85,8 @@ void print_time(const PlanCase& c, const Plan& plan, int64_t tokens) {
             room.groups + room.hands, room.lanes > 0 ? format(" and %d lanes", room.lanes).c_str() : "",
             room.together(), there, 100.0 * room.together() / (there - room.together()));
     if (const PlannedRank& r = plan.slowest(); r.watched_step > 0)
-        std::printf("         statistics: %.3g ms more every %lld steps, %.2g %% of the time\n",
-                    1e3 * kSecondsPerTick * double(r.watched_step - r.step), (long long)c.options.stats_every,
+        std::printf("         statistics: %.3g ms more every %ld steps, %.2g %% of the time\n",
+                    1e3 * kSecondsPerTick * double(r.watched_step - r.step), c.options.stats_every,
                     100 * (double(r.mean_step(c.options.stats_every)) / double(r.step) - 1));
     const PlannedMemory& bus = plan.slowest().memory;
     if (bus.from_host + bus.to_host > 0)
@@ -144,8 +144,7 @@ void print_memory(const PlanCase& c, const Plan& plan) {
                 least.rank);
     const auto row = [](const char* name, int64_t a, int64_t b) {
         if (a > 0 || b > 0)
-            std::printf("  %-12s %16lld %10s %16lld %10s\n", name, (long long)a, human_bytes(a).c_str(), (long long)b,
-                        human_bytes(b).c_str());
+            std::printf("  %-12s %16ld %10s %16ld %10s\n", name, a, human_bytes(a).c_str(), b, human_bytes(b).c_str());
     };
     for (int k = 0; k < int(MemKind::count_); ++k)
         row(name_of(MemKind(k)), most.memory.peak[size_t(k)], least.memory.peak[size_t(k)]);
@@ -167,17 +166,17 @@ void print_memory(const PlanCase& c, const Plan& plan) {
     const int64_t sharing = Grid(c.ranks, grid_options(c.options)).size(Axis::shard), most_sharing = most_owners(c);
     if (c.options.zero > 0 && sharing > most_sharing)
         std::printf(
-            "  %lld ranks share a copy, and units have %lld parts at most: others own nothing; --shard-size %lld "
+            "  %ld ranks share a copy, and units have %ld parts at most: others own nothing; --shard-size %ld "
             "takes no more memory\n",
-            (long long)sharing, (long long)most_sharing, (long long)most_sharing);
+            sharing, most_sharing, most_sharing);
     std::printf("  of %s on each %s: %s, %s %s\n", human_bytes(c.capacity()).c_str(), c.machine.cpu ? "rank" : "GPU",
                 word_of(plan.left >= 0 ? Fits::yes : plan.fits), human_bytes(std::abs(plan.left)).c_str(),
                 plan.left >= 0             ? "left"
                 : plan.fits == Fits::tight ? "missing if the most lies outside the ledger"
                                            : "missing");
     if (!c.machine.cpu && c.host_capacity() > 0)
-        std::printf("  of %s of each host: %s pinned by %lld ranks, %s %s\n", human_bytes(c.host_capacity()).c_str(),
-                    human_bytes(plan.host).c_str(), (long long)c.ranks_on_node(),
+        std::printf("  of %s of each host: %s pinned by %ld ranks, %s %s\n", human_bytes(c.host_capacity()).c_str(),
+                    human_bytes(plan.host).c_str(), c.ranks_on_node(),
                     human_bytes(std::abs(c.host_capacity() - plan.host)).c_str(), plan.host_fits ? "left" : "missing");
 }
 
@@ -213,9 +212,8 @@ int tell_what_fits(const PlanCase& c, const Plan& plan, bool quiet) {
         if (quiet) return kExitSuccess;
         print_faster(c, plan);
         if (const auto batch = largest_batch(c))
-            std::printf("largest  --batch %lld is the largest micro-batch that fits: %s of %s\n",
-                        (long long)batch->to.options.batch, total_needed(batch->plan).c_str(),
-                        human_bytes(c.capacity()).c_str());
+            std::printf("largest  --batch %ld is the largest micro-batch that fits: %s of %s\n",
+                        batch->to.options.batch, total_needed(batch->plan).c_str(), human_bytes(c.capacity()).c_str());
         return kExitSuccess;
     }
     const std::string text = plan.host_fits ? format("plan: nothing fits %d x %s: this needs %s\n", c.ranks,
@@ -287,15 +285,15 @@ int search_command(const PlanCase& c, const PlanOptions& o) {
     const SearchResult found = search(c, [&](int64_t done, int64_t of) {
         if (10 * done / of == shown) return;
         shown = 10 * done / of;
-        std::fprintf(stderr, "searched %lld of %lld\n", (long long)done, (long long)of);
+        std::fprintf(stderr, "searched %ld of %ld\n", done, of);
     });
     if (found.same.empty() && found.other.empty()) {
-        std::fprintf(stderr, "plan: none of %lld combinations fits %d x %s\n%s", (long long)found.tried, c.ranks,
+        std::fprintf(stderr, "plan: none of %ld combinations fits %d x %s\n%s", found.tried, c.ranks,
                      human_bytes(c.capacity()).c_str(), nearest_lines(c).c_str());
         return kExitTooLarge;
     }
-    std::printf("%lld combinations, %lld fit; beaten by none in both speed and memory (predictions",
-                (long long)found.tried, (long long)found.fit);
+    std::printf("%ld combinations, %ld fit; beaten by none in both speed and memory (predictions", found.tried,
+                found.fit);
     if (peak_flops(c) > 0) std::printf("; MFU of %.0f TFLOP/s, %s", peak_flops(c) / 1e12, peak_name(c));
     std::printf("):\n");
     print_found(c, o, "same", found.same);
@@ -359,9 +357,8 @@ int plan_command(const PlanOptions& o) {
         std::printf("%s\n", command_line(c.options).c_str());
         std::printf("model    %s\n", summary(c.config).c_str());
         std::printf("machine  %d x %s: %s\n", c.ranks, c.machine.name.c_str(), c.machine.about.c_str());
-        std::printf("batch    %lld sequences x %lld tokens x %lld ranks x %lld micro-batches = %lld tokens per step\n",
-                    (long long)c.options.batch, (long long)c.options.seq_len, (long long)dp, (long long)M,
-                    (long long)(c.options.batch * c.options.seq_len * dp * M));
+        std::printf("batch    %ld sequences x %ld tokens x %ld ranks x %ld micro-batches = %ld tokens per step\n",
+                    c.options.batch, c.options.seq_len, dp, M, c.options.batch * c.options.seq_len * dp * M);
         for (const std::string& line : chosen) std::printf("%s\n", line.c_str());
         if (chosen.empty() && c.options.init_from.empty())
             std::printf("recipe   %s\n", recommended(c.config, preset_name(c.options)).c_str());

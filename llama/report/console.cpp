@@ -34,8 +34,7 @@ void Console::line(const std::string& text) {
         ++left_out_;
         return;
     }
-    if (left_out_ > 0)
-        waiting_ += format("(%lld lines are left out: standard output was not read)\n", (long long)left_out_);
+    if (left_out_ > 0) waiting_ += format("(%ld lines are left out: standard output was not read)\n", left_out_);
     left_out_ = 0;
     waiting_ += (has_status_ ? "\r\033[K" : "") + text + "\n";
     has_status_ = false;

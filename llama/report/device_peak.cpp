@@ -43,8 +43,8 @@ static Peak measured_peak(const Device& card, DType dtype) {
         if (least > 2e-3) break;
     }
     return {best,
-            format("%.4g TFLOP/s, that a %s product of %lld^3 reached just now: %s is not in llama/configs/machines",
-                   best / 1e12, name_of(dtype), (long long)of, card.name().c_str())};
+            format("%.4g TFLOP/s, that a %s product of %ld^3 reached just now: %s is not in llama/configs/machines",
+                   best / 1e12, name_of(dtype), of, card.name().c_str())};
 }
 
 Peak find_peak(const Device& device, DType dtype, double asked) {

@@ -76,7 +76,7 @@ EventFile::EventFile(const std::string& folder, int64_t step) {
     const double wall = wall_clock();
     auto& [path, fd] = file_;
     for (int uid = 0; fd < 0; ++uid) {
-        path = format("%s/events.out.tfevents.%010lld.%s.%d.%d", folder.c_str(), (long long)wall, host_name().c_str(),
+        path = format("%s/events.out.tfevents.%010ld.%s.%d.%d", folder.c_str(), int64_t(wall), host_name().c_str(),
                       int(::getpid()), uid);
         fd = again([&] { return ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_APPEND | O_CLOEXEC, 0666); });
         require(fd >= 0 || errno == EEXIST, "%s: cannot be created: %s", path.c_str(), std::strerror(errno));

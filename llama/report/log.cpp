@@ -119,10 +119,9 @@ void Log::show_progress(int64_t step) {
     shown_at_ = now;
     const int done = facts_.steps > 0 ? int(kWidth * step / facts_.steps) : kWidth;
     const std::string bar = std::string(size_t(done), '=') + (done < kWidth ? ">" : "");
-    console_.status(step == facts_.steps
-                        ? ""
-                        : format("[%-*s] %3lld%% | eta %s", kWidth, bar.c_str(), (long long)(100 * step / facts_.steps),
-                                 duration(eta_.left(step)).c_str()));
+    console_.status(step == facts_.steps ? ""
+                                         : format("[%-*s] %3ld%% | eta %s", kWidth, bar.c_str(),
+                                                  100 * step / facts_.steps, duration(eta_.left(step)).c_str()));
 }
 
 void Log::step(const StepReport& r, bool print) {
@@ -138,30 +137,28 @@ void Log::step(const StepReport& r, bool print) {
         if (r.utilisation >= 0) speed += format(", stages busy %.0f%%", 100 * r.utilisation);
         const char *bold = colour_ ? "\033[1m" : "", *plain = colour_ ? "\033[0m" : "";
         const std::string z = r.z_loss >= 0 ? format(" | z-loss %.3g", r.z_loss) : "";
-        line(format(
-                 "step %*lld/%lld | loss %s%.4f%s%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
-                 width, (long long)r.step, (long long)facts_.steps, bold, r.loss, plain, z.c_str(), r.grad_norm,
-                 r.learning_rate, 1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
-                 human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(), r.note.empty() ? "" : " | ",
-                 r.note.c_str()),
+        line(format("step %*ld/%ld | loss %s%.4f%s%s | norm %.3g | lr %.2e | %.0f ms | %s tok/s | %s | %s | eta %s%s%s",
+                    width, r.step, facts_.steps, bold, r.loss, plain, z.c_str(), r.grad_norm, r.learning_rate,
+                    1e3 * r.seconds, short_number(tokens_per_second).c_str(), speed.c_str(),
+                    human_bytes(r.memory_bytes).c_str(), duration(eta_.left(r.step)).c_str(),
+                    r.note.empty() ? "" : " | ", r.note.c_str()),
              !r.note.empty());
     }
     show_progress(r.step);
     std::string json = format(
-        "{\"step\":%lld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%lld,"
-        "\"data_hash\":\"%016llx\",\"steps_per_second\":%s,\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%lld",
-        (long long)r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
-        number(r.seconds).c_str(), (long long)r.tokens_so_far, (unsigned long long)r.data_hash,
-        number(1 / r.seconds).c_str(), number(tokens_per_second).c_str(), number(flops).c_str(),
-        (long long)r.memory_bytes);
+        "{\"step\":%ld,\"loss\":%s,\"grad_norm\":%s,\"lr\":%s,\"seconds\":%s,\"tokens\":%ld,"
+        "\"data_hash\":\"%016lx\",\"steps_per_second\":%s,\"tokens_per_second\":%s,\"flops\":%s,\"memory_bytes\":%ld",
+        r.step, number(r.loss).c_str(), number(r.grad_norm).c_str(), number(r.learning_rate).c_str(),
+        number(r.seconds).c_str(), r.tokens_so_far, r.data_hash, number(1 / r.seconds).c_str(),
+        number(tokens_per_second).c_str(), number(flops).c_str(), r.memory_bytes);
     if (r.z_loss >= 0) json += ",\"z_loss\":" + number(r.z_loss);
     if (r.comm_seconds >= 0)
-        json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%lld",
+        json += format(",\"comm_seconds\":%s,\"exposed_seconds\":%s,\"overlap_efficiency\":%s,\"bytes_sent\":%ld",
                        number(r.comm_seconds).c_str(), number(r.exposed_seconds).c_str(), number(r.overlap).c_str(),
-                       (long long)r.bytes_sent);
+                       r.bytes_sent);
     for (size_t i = 0; i < r.axes.size(); ++i)
-        json += format("%s\"%s\":{\"bytes_sent\":%lld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",
-                       r.axes[i].axis.c_str(), (long long)r.axes[i].bytes_sent, number(r.axes[i].seconds).c_str(),
+        json += format("%s\"%s\":{\"bytes_sent\":%ld,\"seconds\":%s}%s", i == 0 ? ",\"axes\":{" : ",",
+                       r.axes[i].axis.c_str(), r.axes[i].bytes_sent, number(r.axes[i].seconds).c_str(),
                        i + 1 == r.axes.size() ? "}" : "");
     json += format(",\"phases\":{\"data_wait\":%s", number(r.data_wait).c_str());
     if (r.phases)
@@ -208,9 +205,9 @@ void Log::validation(const ValidationReport& r) {
     const char *green = colour_ ? "\033[1;32m" : "", *plain = colour_ ? "\033[0m" : "";
     const std::string bits = r.bits_per_byte >= 0 ? format(" (%.4f bits per byte)", r.bits_per_byte) : "";
     const std::string ema = r.loss_ema >= 0 ? format(", of the average %.4f", r.loss_ema) : "";
-    line(format("step %lld | %svalidation loss %.4f nats%s%s%s | %s", (long long)r.step, green, r.loss, bits.c_str(),
-                ema.c_str(), plain, duration(r.seconds).c_str()));
-    std::string json = format("{\"step\":%lld,\"val_loss\":%s", (long long)r.step, number(r.loss).c_str());
+    line(format("step %ld | %svalidation loss %.4f nats%s%s%s | %s", r.step, green, r.loss, bits.c_str(), ema.c_str(),
+                plain, duration(r.seconds).c_str()));
+    std::string json = format("{\"step\":%ld,\"val_loss\":%s", r.step, number(r.loss).c_str());
     if (r.bits_per_byte >= 0) json += ",\"val_bits_per_byte\":" + number(r.bits_per_byte);
     if (r.loss_ema >= 0) json += ",\"val_loss_ema\":" + number(r.loss_ema);
     std::string sets;
@@ -229,7 +226,7 @@ void Log::validation(const ValidationReport& r) {
 
 void Log::event(int64_t step, const std::string& text, const std::string& name, const std::string& json) {
     line(text);
-    if (!facts_.quiet) write_json(format("{\"step\":%lld,\"%s\":%s}", (long long)step, name.c_str(), json.c_str()));
+    if (!facts_.quiet) write_json(format("{\"step\":%ld,\"%s\":%s}", step, name.c_str(), json.c_str()));
 }
 
 // Names that W&B's users look for; the rest has one name in both.
@@ -317,7 +314,7 @@ void Log::finish() {
 void Log::write_json(std::string object) {
     if (metrics_ < 0) return;
     object.back() = ',';
-    object += format("\"time\":%lld}\n", (long long)std::llround(1e3 * wall_clock()));
+    object += format("\"time\":%lld}\n", std::llround(1e3 * wall_clock()));
     later([this, object = std::move(object)] {
         errno = fault_errno("log.write");
         if (errno != 0 || !append_whole(metrics_, object)) warn_once("metrics.jsonl");
@@ -327,7 +324,7 @@ void Log::write_json(std::string object) {
 // A line of a file like metrics.jsonl: what comes after the step. The file is opened with the first.
 void Log::write_beside(const char* name, int& file, int64_t step, const std::string& members) {
     if (metrics_ < 0) return;
-    later([this, name, &file, line = format("{\"step\":%lld", (long long)step) + members + "\n"] {
+    later([this, name, &file, line = format("{\"step\":%ld", step) + members + "\n"] {
         const std::string path = folder_ + "/" + name;
         if (file < 0) {
             if (begins_ > 1) unless_it_fails(name, [&] { truncate_metrics(path, begins_); });
@@ -343,7 +340,7 @@ void Log::statistics(int64_t step, const std::string& json) {
 
 void Log::bad_step(int64_t step, const std::string& json) {
     if (metrics_ < 0) return;
-    const std::string name = format("bad_step_%lld.json", (long long)step);
+    const std::string name = format("bad_step_%ld.json", step);
     line(format("         %s: the last steps, their samples and statistics", name.c_str()));
     later([this, name, json] { describe(name, json + "\n"); });
 }

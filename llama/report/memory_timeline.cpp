@@ -157,7 +157,7 @@ std::string memory_events(const Changes& changes, double origin, int rank, int r
         out += format(",\n{\"ph\":\"C\",\"name\":\"memory, %s\",\"pid\":%d,\"ts\":%.3f,\"args\":{",
                       where == DeviceKind::cuda ? "GPU" : "host", rank, at);
         for (size_t k = 0; k < kMemKinds; ++k)
-            out += format("%s\"%s\":%lld", k ? "," : "", name_of(MemKind(k)), (long long)now[where][k]);
+            out += format("%s\"%s\":%ld", k ? "," : "", name_of(MemKind(k)), now[where][k]);
         out += "}}";
     };
     out += format(",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"memory\"}}",

@@ -32,11 +32,11 @@ MlperfLog::~MlperfLog() {
 void MlperfLog::record(Event event, const char* key, const std::string& value, int64_t samples,
                        const std::string& more) {
     constexpr const char* kTypes[] = {"POINT_IN_TIME", "INTERVAL_START", "INTERVAL_END"};
-    const std::string metadata = samples < 0 ? more : format("\"samples_count\": %lld", (long long)samples) + more;
+    const std::string metadata = samples < 0 ? more : format("\"samples_count\": %ld", samples) + more;
     const std::string line = format(
         ":::MLLOG {\"namespace\": \"\", \"time_ms\": %lld, \"event_type\": \"%s\", \"key\": \"%s\", \"value\": %s, "
         "\"metadata\": {%s}}\n",
-        (long long)std::llround(1e3 * wall_clock()), kTypes[int(event)], key, value.c_str(), metadata.c_str());
+        std::llround(1e3 * wall_clock()), kTypes[int(event)], key, value.c_str(), metadata.c_str());
     if (file_ < 0 || append_whole(file_, line)) return;
     std::fprintf(stderr, "train_llama: --mllog %s: cannot be written: %s; the run goes on without it\n", path_.c_str(),
                  std::strerror(errno));

@@ -39,8 +39,7 @@ bool Trace::end_step(int64_t step, const std::string& path) {
     if (!process_.is_root()) return true;
     write_file_atomically(path, "{\"displayTimeUnit\": \"ms\", \"traceEvents\": [\n" + text + "\n]}\n");
     for (const auto& [number, begin] : steps_)
-        times_.emplace_back(number > last_ ? "" : format("step %lld", (long long)number),
-                            began + begin.seconds_since(origin_));
+        times_.emplace_back(number > last_ ? "" : format("step %ld", number), began + begin.seconds_since(origin_));
     memory_file_ = std::filesystem::path(path).replace_filename("memory.svg").string();
     write_memory();
     return true;
@@ -70,7 +69,7 @@ std::string Trace::events() {
     };
     steps_.back().second.synchronize();
     for (size_t i = 0; i + 1 < steps_.size(); ++i)
-        span(kSteps, format("step %lld", (long long)steps_[i].first), steps_[i].second, steps_[i + 1].second, "");
+        span(kSteps, format("step %ld", steps_[i].first), steps_[i].second, steps_[i + 1].second, "");
     for (const OpTimer::Span& s : timer_.take_spans()) span(kCompute, s.name, s.start, s.stop, "");
     std::set<Row> axes;  // tp and cp have streams of their own
     for (const CommMeter::Span& s : meter_.take_trace()) {
@@ -79,7 +78,7 @@ std::string Trace::events() {
         if (!wait && where != kCommunication && axes.insert(where).second)
             row(where, format("communication of %s", s.axis.c_str()).c_str());
         span(wait ? kCompute : where, wait ? "wait for communication" : s.op, s.began, s.ended,
-             wait ? "" : format(",\"args\":{\"bytes_sent\":%lld}", (long long)s.bytes_sent));
+             wait ? "" : format(",\"args\":{\"bytes_sent\":%ld}", s.bytes_sent));
     }
     if (!tasks_.empty()) row(kTasks, "pipeline tasks");
     for (const Task& t : tasks_) {
@@ -88,8 +87,8 @@ std::string Trace::events() {
         // An arrow's ends are bound to the slice that encloses them.
         const auto arrow = [&](const char* phase, double when, int64_t message) {
             text += format(
-                ",\n{\"ph\":%s,\"cat\":\"message\",\"name\":\"tensor\",\"id\":%lld,\"pid\":%d,\"tid\":%d,\"ts\":%.3f}",
-                phase, (long long)message, rank, kTasks, 1e6 * when);
+                ",\n{\"ph\":%s,\"cat\":\"message\",\"name\":\"tensor\",\"id\":%ld,\"pid\":%d,\"tid\":%d,\"ts\":%.3f}",
+                phase, message, rank, kTasks, 1e6 * when);
         };
         for (const int64_t m : t.made) arrow("\"s\"", at + 0.99 * seconds, m);
         for (const int64_t m : t.read) arrow("\"f\",\"bp\":\"e\"", at + 0.01 * seconds, m);

@@ -64,9 +64,9 @@ static void find_sets(const TrainOptions& o, DataPaths& paths) {
         for (const DataPaths::Set& s : paths.sets)
             if (s.name == name) name = folder;
         require_request(d.packed == 0 || d.packed == o.seq_len,
-                        "--seq-len %lld: the rows of %s are packed for %lld, so that no sample cuts a conversation\n"
-                        "  nearest: --seq-len %lld",
-                        (long long)o.seq_len, folder.c_str(), (long long)d.packed, (long long)d.packed);
+                        "--seq-len %ld: the rows of %s are packed for %ld, so that no sample cuts a conversation\n"
+                        "  nearest: --seq-len %ld",
+                        o.seq_len, folder.c_str(), d.packed, d.packed);
         require_request(!d.growing || (mix.folders.size() == 1 && o.data_order == DataOrder::kSequential),
                         "--data: %s is still being written, and can be trained on alone and in its order only\n"
                         "  nearest: --data %s --data-order sequential, or wait for it",
@@ -137,12 +137,11 @@ DocumentMask document_mask(const TrainOptions& o, const DataPaths& paths, const 
                     "  give --doc-token ID, or a --data folder, which names it",
                     name_of(o.doc_boundary));
     require_request(named || o.doc_boundary == DocBoundary::bos,
-                    "--doc-mask eos: in %s each document begins with token %lld\n  nearest: --doc-mask bos",
-                    o.data.c_str(), (long long)paths.doc_token);
+                    "--doc-mask eos: in %s each document begins with token %ld\n  nearest: --doc-mask bos",
+                    o.data.c_str(), paths.doc_token);
     const int64_t token = named ? o.doc_token : paths.doc_token;
-    require_request(token < vocab,
-                    "--doc-token %lld is not in the vocabulary of %lld tokens\n  nearest: --doc-token %lld",
-                    (long long)token, (long long)vocab, (long long)(vocab - 1));
+    require_request(token < vocab, "--doc-token %ld is not in the vocabulary of %ld tokens\n  nearest: --doc-token %ld",
+                    token, vocab, vocab - 1);
     return {o.doc_boundary, int32_t(token), config.window};
 }
 

@@ -221,7 +221,7 @@ std::string render_chat(const std::string& folder, const std::vector<ChatMessage
     const std::string why =
         error && error->is_string()
             ? error->get<std::string>()
-            : format("it takes more than %lld s, or Python failed and says so above", (long long)kTemplateSeconds);
+            : format("it takes more than %ld s, or Python failed and says so above", kTemplateSeconds);
     refuse(
         "--chat: the chat template of %s could not be applied: %s\n"
         "  --raw-prompt takes a text that a template has made",

@@ -26,12 +26,11 @@ std::string describe_model(const ModelConfig& config, const ParamTable& table, b
         summary(config) + "\n\n" + format("  %-52s %-18s %14s %6s\n", "tensor", "shape", "offset", "decay");
     for (const Tensor& t : table.tensors()) {
         if (t.unit > 2 && t.unit < int(table.units().size()) - 1) continue;  // blocks 2... look like the first
-        text += format("  %-52s %-18s %14lld %6s\n", t.name.c_str(), joined(t.shape, " x ").c_str(),
-                       (long long)t.offset, t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
+        text += format("  %-52s %-18s %14ld %6s\n", t.name.c_str(), joined(t.shape, " x ").c_str(), t.offset,
+                       t.decay && (embedding_decays || &t != &table.embedding()) ? "yes" : "");
         const Unit& unit = table.units()[size_t(t.unit)];
         const bool last = &t == &table.tensors()[size_t(unit.first_tensor + unit.tensors - 1)];
-        if (t.unit == 2 && last && config.layers > 2)
-            text += format("  ... %lld more blocks\n", (long long)config.layers - 2);
+        if (t.unit == 2 && last && config.layers > 2) text += format("  ... %ld more blocks\n", config.layers - 2);
     }
     return text;
 }
@@ -91,9 +90,9 @@ static void print_memory(const TrainOptions& o, const ModelConfig& config) {
     const auto row = [&](const std::string& name, int64_t stage, const auto& text) {
         print_row(name, plans[stage], text);
     };
-    std::printf("\nbytes of rank 0 at the peak of a step, --batch %lld, --seq-len %lld, on %s:\n", (long long)o.batch,
-                (long long)o.seq_len, kind == DeviceKind::cpu ? "the CPU" : "a GPU, beside what CUDA's libraries take");
-    std::printf("  --zero %lld     %15d rank %13d ranks %13d ranks\n", (long long)o.zero, 1, 8, 64);
+    std::printf("\nbytes of rank 0 at the peak of a step, --batch %ld, --seq-len %ld, on %s:\n", o.batch, o.seq_len,
+                kind == DeviceKind::cpu ? "the CPU" : "a GPU, beside what CUDA's libraries take");
+    std::printf("  --zero %ld     %15d rank %13d ranks %13d ranks\n", o.zero, 1, 8, 64);
     for (int k = 0; k < int(MemKind::count_); ++k)
         row(name_of(MemKind(k)), o.zero, [k](const PlannedMemory& m) { return std::to_string(m.peak[size_t(k)]); });
     row("at once", o.zero, [](const PlannedMemory& m) { return std::to_string(m.total); });
@@ -117,7 +116,7 @@ int print_config_command(const TrainOptions& asked) {
     std::printf("%s\n", describe_model(config, table, o.decay_embeddings).c_str());
     std::printf("%s\n", config_to_json(config, o.dtype).c_str());
     print_memory(o, config);
-    std::printf("\nFLOPs per token, forward and backward, at --seq-len %lld: %.4g\n", (long long)o.seq_len,
+    std::printf("\nFLOPs per token, forward and backward, at --seq-len %ld: %.4g\n", o.seq_len,
                 training_flops_per_token(config, o.seq_len));
     return 0;
 }

@@ -61,9 +61,9 @@ std::vector<TrainOptions> coordinate_runs(const CoordinatesOptions& o) {
         TrainOptions run = o.train;
         const auto grown = [&](const char* flag, int64_t n) {
             require_request(n * width % base.dim == 0 && n * width >= base.dim,
-                            "coordinates: --%s %lld of --dim %lld is no whole number at a width of %lld\n"
-                            "  nearest: widths that are multiples of %lld",
-                            flag, (long long)n, (long long)base.dim, (long long)width, (long long)base.dim);
+                            "coordinates: --%s %ld of --dim %ld is no whole number at a width of %ld\n"
+                            "  nearest: widths that are multiples of %ld",
+                            flag, n, base.dim, width, base.dim);
             run.fields[flag] = n * width / base.dim;
         };
         run.fields["dim"] = width;
@@ -119,7 +119,7 @@ int draw_coordinates(const CoordinatesOptions& o) {
     const size_t steps = size_t(o.train.steps);
     std::vector<Curve> curves;
     std::printf("\n%-44s %5s", "", "step");
-    for (const int64_t w : widths) std::printf(" %10lld", (long long)w);
+    for (const int64_t w : widths) std::printf(" %10ld", w);
     std::printf(" %8s\n", "slope");
     for (const Coordinate& c : kCoordinates)
         for (const size_t step : {size_t(1), (steps + 1) / 2, steps}) {
@@ -127,7 +127,7 @@ int draw_coordinates(const CoordinatesOptions& o) {
             std::vector<std::pair<double, double>> points;
             for (size_t w = 0; w < widths.size(); ++w) {
                 require(runs[w].size() >= steps,
-                        "coordinates: the run at width %lld has statistics of %zu steps, not %zu", (long long)widths[w],
+                        "coordinates: the run at width %ld has statistics of %zu steps, not %zu", widths[w],
                         runs[w].size(), steps);
                 const double value = c.of(runs[w][step - 1]);
                 std::printf(" %10.4g", value);
@@ -139,12 +139,12 @@ int draw_coordinates(const CoordinatesOptions& o) {
         }
     const std::string file = o.train.out + "/coordinates.svg";
     write_file_atomically(
-        file, plot_svg({.title = "coordinate check",
-                        .x_label = "log2 of the width",
-                        .y_label = format("log2 of the %s", kCoordinates[0].name),
-                        .note = o.train.mup.on() ? format("muP, base width %lld", (long long)o.train.mup.base_width)
-                                                 : "without muP"},
-                       curves));
+        file,
+        plot_svg({.title = "coordinate check",
+                  .x_label = "log2 of the width",
+                  .y_label = format("log2 of the %s", kCoordinates[0].name),
+                  .note = o.train.mup.on() ? format("muP, base width %ld", o.train.mup.base_width) : "without muP"},
+                 curves));
     std::printf("a slope of 0: the size does not depend on the width\ndrawn    %s\n", file.c_str());
     return 0;
 }

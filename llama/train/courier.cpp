@@ -70,7 +70,7 @@ std::vector<std::string> Courier::texts(const std::vector<std::pair<int, std::st
     stream_.synchronize();
     std::vector<std::string> texts;
     for (const int64_t n : theirs) {
-        require(n >= 0 && n <= kShareFile.bytes, "a snapshot's share is described by %lld bytes", (long long)n);
+        require(n >= 0 && n <= kShareFile.bytes, "a snapshot's share is described by %ld bytes", n);
         texts.emplace_back(size_t(n), '\0');
     }
     for (const auto& [rank, text] : to) second.send(text.data(), int64_t(text.size()), rank);

@@ -158,9 +158,8 @@ std::vector<EvalTask> load_eval_tasks(const std::string& folder, const std::stri
 
 void EvalTask::add_item(std::vector<int32_t> tokens, int64_t scored, const EncodeOptions& o, const std::string& at) {
     require(scored > 0, "%s: the continuation has no token of its own", at.c_str());
-    require(scored <= o.max_length,
-            "%s: the continuation has %lld tokens, and the model sees %lld\n  raise --max-length", at.c_str(),
-            (long long)scored, (long long)o.max_length);
+    require(scored <= o.max_length, "%s: the continuation has %ld tokens, and the model sees %ld\n  raise --max-length",
+            at.c_str(), scored, o.max_length);
     if (const int64_t most = o.max_length + 1; int64_t(tokens.size()) > most)
         tokens.erase(tokens.begin(), tokens.end() - most);
     items_.push_back({std::move(tokens), scored});

@@ -91,8 +91,8 @@ static void print_table(const std::vector<TaskResult>& results) {
             if (m.name.ends_with("_stderr")) continue;
             const auto error = std::find_if(r.metrics.begin(), r.metrics.end(),
                                             [&](const Metric& e) { return e.name == m.name + "_stderr"; });
-            std::printf("%-24s %9lld  %-18s %12.6g %10s\n", r.name.c_str(), (long long)r.examples, m.name.c_str(),
-                        m.value, error == r.metrics.end() ? "" : format("%.4f", error->value).c_str());
+            std::printf("%-24s %9ld  %-18s %12.6g %10s\n", r.name.c_str(), r.examples, m.name.c_str(), m.value,
+                        error == r.metrics.end() ? "" : format("%.4f", error->value).c_str());
         }
     }
 }
@@ -148,9 +148,8 @@ int eval_command(const EvalOptions& o, Process& process) {
     const ModelConfig config = load_config(folder);
     check_tensor_parallel(config, o.tp);
     const Tokenizer tokenizer = Tokenizer::load(o.tokenizer.empty() ? folder : o.tokenizer);
-    require_request(o.max_length <= config.max_seq_len,
-                    "--max-length %lld: the model has %lld positions\n  nearest: %lld", (long long)o.max_length,
-                    (long long)config.max_seq_len, (long long)config.max_seq_len);
+    require_request(o.max_length <= config.max_seq_len, "--max-length %ld: the model has %ld positions\n  nearest: %ld",
+                    o.max_length, config.max_seq_len, config.max_seq_len);
     const EncodeOptions encode{.max_length = o.max_length > 0 ? o.max_length : config.max_seq_len,
                                .bos = o.bos == AddBos::automatic ? tokenizer.adds_bos() : o.bos == AddBos::on};
     const Evaluation evaluation(load_eval_tasks(o.data, o.tasks, o.limit), tokenizer, encode);
@@ -180,8 +179,8 @@ int eval_command(const EvalOptions& o, Process& process) {
     if (!process.is_root()) return 0;
     const double seconds = timer.seconds();
     print_table(results);
-    std::printf("%s: %lld sequences in %.1f s on %d rank%s, %s, %s\n", folder.c_str(), (long long)evaluation.items(),
-                seconds, process.size(), process.size() == 1 ? "" : "s", device.name().c_str(), name_of(o.dtype));
+    std::printf("%s: %ld sequences in %.1f s on %d rank%s, %s, %s\n", folder.c_str(), evaluation.items(), seconds,
+                process.size(), process.size() == 1 ? "" : "s", device.name().c_str(), name_of(o.dtype));
     if (!o.requests.empty()) write_file_atomically(o.requests, requests);
     if (!o.out.empty()) {
         const OrderedJson json{{"model", replace_invalid_utf8(folder)},
@@ -233,9 +232,8 @@ void evaluate(Trainer& t, int64_t step) {
     for (const TaskResult& r : results)
         for (const Metric& m : r.metrics)
             if (!m.name.ends_with("_stderr")) scalars.push_back({"eval/" + r.name + "/" + m.name, m.value});
-    t.log->event(
-        step, format("step %lld | evaluation: ", (long long)step) + results_line(results) + " | " + duration(seconds),
-        "eval", results_json(results));
+    t.log->event(step, format("step %ld | evaluation: ", step) + results_line(results) + " | " + duration(seconds),
+                 "eval", results_json(results));
     t.log->scalars(step, scalars);
     t.metrics->exclude_from_step_time();
 }

@@ -93,13 +93,13 @@ std::optional<ResumePoint> plan_rollback(Trainer& t, int64_t from) {
 static int finish_early(Trainer& t, bool last_save_good) {
     const RunGuard::End& end = *t.health.end();
     const int64_t saved = t.health.status().saved_step(), resumed = t.start.resumed.step, last = t.metrics->last_step();
-    std::string saves = saved >= 0    ? format("the last checkpoint is of step %lld", (long long)saved)
-                        : resumed > 0 ? format("the last checkpoint is that of step %lld", (long long)resumed)
+    std::string saves = saved >= 0    ? format("the last checkpoint is of step %ld", saved)
+                        : resumed > 0 ? format("the last checkpoint is that of step %ld", resumed)
                         : t.saver     ? "there is no checkpoint yet"
                                       : "nothing is saved without --out";
     if (end.saves && t.saver && !last_save_good) saves = "THE STATE COULD NOT BE SAVED; " + saves;
-    t.log->line(format("%s after step %lld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends",
-                       (long long)last, end.reason.c_str(), saves.c_str()));
+    t.log->line(format("%s after step %ld: %s; %s", end.exit_code == kExitRequeue ? "stopped " : "ends", last,
+                       end.reason.c_str(), saves.c_str()));
     if (end.exit_code == kExitRequeue) {
         t.health.status().stopped(last, end.exit_code, end.reason);
     } else if (t.process.is_root()) {
@@ -130,15 +130,15 @@ RunEnd finish(Trainer& t) {
     if (!health.end() || health.end()->saves)
         if (const std::string bad = find_not_finite(t.process, core.device, core.compute, core.zero, core.table);
             !bad.empty())
-            health.end_with(kExitNumbers, format("not finite after step %lld: ", (long long)last) + bad);
+            health.end_with(kExitNumbers, format("not finite after step %ld: ", last) + bad);
     if (health.end() && health.end()->undo_from > 0)
         if (std::optional<ResumePoint> point = plan_rollback(t, health.end()->undo_from))
             return {kExitNumbers, std::move(point)};
     if (!health.end() &&
         t.stage_ends(last)) {  // --batch-ramp: the next stage begins as if the program were started again
         require(last_save_good,
-                "--batch-ramp: the checkpoint after step %lld could not be saved, and the next stage begins there",
-                (long long)last);
+                "--batch-ramp: the checkpoint after step %ld could not be saved, and the next stage begins there",
+                last);
         files.join();
         t.log->wait_for_files();
         return {kExitSuccess, checkpoint_at(t.options, t.process, last)};

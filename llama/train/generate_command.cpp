@@ -66,9 +66,9 @@ class Writer {
         const int64_t own = o.tokenizer.empty() ? -1 : own_ids(folder);
         require_request(
             o.tokenizer.empty() || (ids <= config_.vocab && (own >= 0 ? ids == own : config_.vocab - ids < kPaddedIds)),
-            "--tokenizer %s has %lld token ids, the model a vocabulary of %lld: it is another model's\n"
+            "--tokenizer %s has %ld token ids, the model a vocabulary of %ld: it is another model's\n"
             "  nearest: leave it out, or the tokenizer that the model's data were prepared with",
-            o.tokenizer.c_str(), (long long)ids, (long long)(own >= 0 ? own : config_.vocab));
+            o.tokenizer.c_str(), ids, own >= 0 ? own : config_.vocab);
         const int64_t threads = device_.is_cuda() ? 0 : writing_threads(o, table_.parameters() * size_of(o.dtype));
         if (threads > 0) stream_.enqueue_host([n = int(threads)] { omp_set_num_threads(n); });
         load_weights(folder, table_, o.dtype, device_, stream_, parameters_);
@@ -92,8 +92,7 @@ class Writer {
         std::string last;
         Decoder decoder(config_, table_, o_.dtype, device_, stream_, parameters_, int64_t(ids.size()) + o_.max_tokens);
         for (int64_t n = 0; n < o_.num_samples; ++n) {
-            if (o_.num_samples > 1)
-                std::printf("--- sample %lld of %lld\n", (long long)n + 1, (long long)o_.num_samples);
+            if (o_.num_samples > 1) std::printf("--- sample %ld of %ld\n", n + 1, o_.num_samples);
             decoder.reset();
             last = write_one(decoder, prompt, ids, o_.seed + uint64_t(n));
         }
@@ -126,8 +125,8 @@ class Writer {
         require_request(!ids.empty(),
                         "the prompt is empty and this model has no token that begins a text: give a --prompt");
         require_request(int64_t(ids.size()) < config_.max_seq_len,
-                        "the prompt has %zu tokens, the model %lld positions: shorten it", ids.size(),
-                        (long long)config_.max_seq_len);
+                        "the prompt has %zu tokens, the model %ld positions: shorten it", ids.size(),
+                        config_.max_seq_len);
         return ids;
     }
 
@@ -149,7 +148,7 @@ class Writer {
         std::printf("\n");
         std::fflush(stdout);
         const double seconds = timer.seconds();
-        std::fprintf(stderr, "%zu prompt tokens, %lld new%s, %.1f tokens/s\n", ids.size(), (long long)made,
+        std::fprintf(stderr, "%zu prompt tokens, %ld new%s, %.1f tokens/s\n", ids.size(), made,
                      made < o_.max_tokens && decoder.position() < decoder.max_positions() ? " up to the end token" : "",
                      double(made) / seconds);
         return made_text;

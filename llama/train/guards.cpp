@@ -77,19 +77,19 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adap
     if (v.skipped) {
         ++skipped_;
         ++in_a_row_;
-        v.note = format("update skipped (%lld so far)", (long long)skipped_);
+        v.note = format("update skipped (%ld so far)", skipped_);
         if (options_.max_skips > 0 && in_a_row_ >= options_.max_skips)
-            v.give_up = format(
-                "the loss or the gradient was not finite %lld steps in a row, up to step %lld (--max-skips %lld)",
-                (long long)in_a_row_, (long long)step, (long long)options_.max_skips);
+            v.give_up =
+                format("the loss or the gradient was not finite %ld steps in a row, up to step %ld (--max-skips %ld)",
+                       in_a_row_, step, options_.max_skips);
         return v;
     }
     in_a_row_ = 0;
     if (options_.spike_z <= 0) return v;
     v.left_out = left_out;
     if (left_out)
-        v.note = format("loss %.1f deviations above its mean, norm %.1f: update left out (%lld so far)",
-                        loss_.deviations(loss), norm_.deviations(grad_norm), (long long)++left_out_);
+        v.note = format("loss %.1f deviations above its mean, norm %.1f: update left out (%ld so far)",
+                        loss_.deviations(loss), norm_.deviations(grad_norm), ++left_out_);
     v.loss_z = loss_.observe(loss);
     v.norm_z = norm_.observe(grad_norm);
     v.spike = v.loss_z >= options_.spike_z;
@@ -98,7 +98,7 @@ Verdict Guards::observe(int64_t step, double loss, double grad_norm, double adap
     const std::string more = v.note.empty() ? "" : "; " + v.note;
     v.note = format("spike of the loss, z %.1f (of the norm %.1f)", v.loss_z, v.norm_z) + more;
     if (options_.on_spike == OnSpike::stop || options_.on_spike == OnSpike::rollback)
-        v.give_up = format("%s at step %lld (--on-spike %s, --spike-z %g)", v.note.c_str(), (long long)step,
+        v.give_up = format("%s at step %ld (--on-spike %s, --spike-z %g)", v.note.c_str(), step,
                            name_of(options_.on_spike), options_.spike_z);
     return v;
 }

@@ -165,7 +165,7 @@ void Metrics::report(Probe& probe) {
     r.by_rank = judgement.by_rank;
     if (const std::string epochs = batches_.epochs_json(probe.step); !epochs.empty()) r.json += ",\"epochs\":" + epochs;
     if (core_.options.stage.z_loss > 0) r.z_loss = judgement.z_loss;
-    if (batches_.has_targets()) r.json += format(",\"targets\":%lld", (long long)batches_.targets_of(probe.step));
+    if (batches_.has_targets()) r.json += format(",\"targets\":%ld", batches_.targets_of(probe.step));
     if (batches_.documents()) {
         const Batches::Attended& a = judgement.attended;
         r.attention_share = a.samples / double(batches_.samples_per_step());
@@ -200,7 +200,7 @@ void Metrics::report_statistics(const Probe& probe, const StepReport& r, const S
     for (const Past& p : past_)
         steps += (steps.empty() ? "" : ",\n") + p.numbers + ",\"batch\":" + batches_.samples_json(p.step) +
                  (p.statistics.empty() ? "" : ",\"statistics\":" + p.statistics) + "}";
-    log_.bad_step(probe.step, format("{\"step\":%lld,\"steps\":[\n", (long long)probe.step) + steps + "]}");
+    log_.bad_step(probe.step, format("{\"step\":%ld,\"steps\":[\n", probe.step) + steps + "]}");
 }
 
 void Metrics::report_pipeline(const Probe& probe, StepReport& r) {

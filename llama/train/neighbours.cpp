@@ -179,8 +179,8 @@ static std::optional<Snapshot> newest_whole(const std::map<Snapshot, FoundSnapsh
         if (lost.empty()) return s->first;
         if (process.is_root())
             std::fprintf(stderr,
-                         "train_llama: of the snapshot of step %lld no host that is left has the slices of rank %s\n",
-                         (long long)s->first.first, lost.c_str());
+                         "train_llama: of the snapshot of step %ld no host that is left has the slices of rank %s\n",
+                         s->first.first, lost.c_str());
     }
     return std::nullopt;
 }
@@ -275,15 +275,15 @@ void restore_snapshots(Process& process) {
         }
         const int64_t moved = fetch_slices(process, hosts, found, folder);
         if (moved > 0 && process.is_root())
-            std::fprintf(stderr, "train_llama: the slices of %lld of %d ranks came from the host that had a copy\n",
-                         (long long)moved, process.size());
+            std::fprintf(stderr, "train_llama: the slices of %ld of %d ranks came from the host that had a copy\n",
+                         moved, process.size());
         on_all(process, [&] {
             if (makes_it && hosts.makes()) store.publish(step, id);
         });
     } catch (const Error& error) {
         process.barrier();  // all have thrown, or this does: a rank has gone
         if (process.is_root())
-            std::fprintf(stderr, "train_llama: snapshot refused: step %lld: %s\n", (long long)step, error.what());
+            std::fprintf(stderr, "train_llama: snapshot refused: step %ld: %s\n", step, error.what());
         if (hosts.makes()) fs::remove_all(folder, none), fs::remove_all(store.path(step), none);
         process.barrier();
     }

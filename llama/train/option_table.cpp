@@ -43,13 +43,12 @@ std::string wrong_whole_number(const std::string& text, int64_t min, int64_t max
     const bool digits = text.size() > sign && text.find_first_not_of("0123456789", sign) == std::string::npos;
     if (digits && real >= (long double)min && real <= (long double)max) return "";
     if (end == text.c_str() || std::isnan(real))
-        return format("'%s' is not a whole number; it must be from %lld to %lld", text.c_str(), (long long)min,
-                      (long long)max);
+        return format("'%s' is not a whole number; it must be from %ld to %ld", text.c_str(), min, max);
     const long double nearest = std::min(std::max(std::floor(real + 0.5L), (long double)min), (long double)max);
     const char* what = !rest.empty() ? "is not a whole number"
                        : digits      ? "is out of range"
                                      : "is not a plain whole number";
-    return format("%s %s; nearest valid value: %lld", text.c_str(), what, (long long)nearest);
+    return format("%s %s; nearest valid value: %ld", text.c_str(), what, int64_t(nearest));
 }
 
 std::string wrong_real_number(const std::string& text, double min, double max) {

@@ -11,8 +11,8 @@ static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
                         o.data.find(',') != std::string::npos || o.resume.asked(),
                     "--data-weights-at changes the shares of a mix, and --data is none\n  nearest: --data a:0.7,b:0.3");
     require_request(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
-                    "--eval-every %lld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
-                    (long long)o.eval_every);
+                    "--eval-every %ld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
+                    o.eval_every);
     for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
         require_request(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
                         "--%s without evaluations\n  nearest: --eval-every 1000", flag);
@@ -47,25 +47,25 @@ static void check_guards_and_output(const TrainOptions& o) {
                     o.resume.text.c_str());
     require_request(
         o.recheck_every == 0 || !o.cuda_graphs,
-        "--recheck-every %lld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
+        "--recheck-every %ld with --cuda-graphs on: gradients inside a graph can't be looked at\n  nearest: "
         "--cuda-graphs off",
-        (long long)o.recheck_every);
+        o.recheck_every);
     for (const Algorithm how : {o.collectives.data.value_or(Algorithm::ring), o.collectives.tp})
         require_request(
             o.check_wire == 0 || (how != Algorithm::library && how != Algorithm::symmetric),
-            "--check-wire %lld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
-            (long long)o.check_wire, name_of(how),
+            "--check-wire %ld with --collectives %s: what %s is not seen\n  nearest: --collectives ring or direct",
+            o.check_wire, name_of(how),
             how == Algorithm::library ? "a library sends" : "ranks read from each other's memory");
     require_request(o.stats_every == 0 || o.keeps(),
                     "--stats-every writes stats.jsonl into --out, and that is empty: name a folder");
     require_request(
         o.stats_every == 0 || !o.cuda_graphs,
-        "--stats-every %lld with --cuda-graphs on: a graph does the same at every step\n  nearest: --cuda-graphs off",
-        (long long)o.stats_every);
+        "--stats-every %ld with --cuda-graphs on: a graph does the same at every step\n  nearest: --cuda-graphs off",
+        o.stats_every);
     require_request(o.stats_every == 0 || o.offload_optimizer != OffloadOptimizer::cpu,
-                    "--stats-every %lld with --offload-optimizer cpu: the host's AdamW is not looked at\n  nearest: "
+                    "--stats-every %ld with --offload-optimizer cpu: the host's AdamW is not looked at\n  nearest: "
                     "--offload-optimizer stream",
-                    (long long)o.stats_every);
+                    o.stats_every);
     require_request(
         o.after_save.empty() || (o.keeps() && o.save_every > 0),
         "--after-save is about checkpoints, and this run has none\n  give --out and --save-every, or leave it out");
@@ -92,13 +92,13 @@ static void check_start_and_batch(const TrainOptions& o) {
         require_request(!o.given.count(flag) || o.mup.on() || o.resume.asked(),
                         "--%s without muP\n  nearest: --mup-base-width 256", flag);
     require_request(!o.recipe || o.grad_accum == 0,
-                    "--auto and --grad-accum %lld both say how large an update is\n  leave one of them out",
-                    (long long)o.grad_accum);
+                    "--auto and --grad-accum %ld both say how large an update is\n  leave one of them out",
+                    o.grad_accum);
     require_request(!o.recipe || !o.print_config,
                     "--print-config with --auto: neither shows the other\n  nearest: train_llama plan --auto");
     require_request(o.batch_ramp.empty() || o.batch_tokens > 0 || o.recipe,
-                    "--batch-ramp grows to --batch-tokens, which is not given\n  nearest: --batch-tokens %lld",
-                    o.batch_ramp.empty() ? 0ll : 2 * (long long)o.batch_ramp.back().batch_tokens);
+                    "--batch-ramp grows to --batch-tokens, which is not given\n  nearest: --batch-tokens %ld",
+                    o.batch_ramp.empty() ? 0l : 2 * o.batch_ramp.back().batch_tokens);
     require_request(o.batch_ramp.empty() || o.keeps(),
                     "--batch-ramp saves a checkpoint where the batch grows, in --out, which is empty: name a folder");
 }
@@ -120,13 +120,12 @@ void check_given(const TrainOptions& o) {
     require_request(o.batch > 0 || !o.print_config,
                     "--print-config with --batch auto: what fits depends on the machine\n"
                     "  nearest: train_llama plan, or --batch 1");
-    require_request(
-        o.grad_accum == 0 || !o.given.count("batch-tokens"),
-        "--grad-accum %lld and --batch-tokens %lld both say how large an update is\n  leave one of them out",
-        (long long)o.grad_accum, (long long)o.batch_tokens);
+    require_request(o.grad_accum == 0 || !o.given.count("batch-tokens"),
+                    "--grad-accum %ld and --batch-tokens %ld both say how large an update is\n  leave one of them out",
+                    o.grad_accum, o.batch_tokens);
     require_request(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
-                    "--warmup %lld is longer than the run: --steps %lld never reaches --lr\n  nearest: --warmup %lld",
-                    (long long)o.warmup, (long long)o.steps, (long long)o.steps);
+                    "--warmup %ld is longer than the run: --steps %ld never reaches --lr\n  nearest: --warmup %ld",
+                    o.warmup, o.steps, o.steps);
     for (const char* flag : {"allow-tokenizer-change", "resize-vocab"})
         require_request(!o.given.count(flag) || !o.init_from.empty() || o.resume.asked(),
                         "--%s is about the model of --init-from, which is not given: leave it out", flag);
@@ -137,46 +136,44 @@ void check_given(const TrainOptions& o) {
                     "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
                     "  give one of them");
     require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && o.keeps()),
-                    "--branch %lld starts from a run in a new folder: give --resume RUN and --out NEW",
-                    (long long)o.branch);
+                    "--branch %ld starts from a run in a new folder: give --resume RUN and --out NEW", o.branch);
     check_muon(o);
     require_request(!o.raw16 || o.data.empty(),
                     "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require_request(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
-                    "--doc-token %lld: no documents are asked for\n  nearest: --doc-mask bos, or leave it out",
-                    (long long)o.doc_token);
+                    "--doc-token %ld: no documents are asked for\n  nearest: --doc-mask bos, or leave it out",
+                    o.doc_token);
     require_request(!o.given.count("prefetch") || o.zero == 3,
-                    "--prefetch is about units gathered ahead, which --zero %lld does not do\n  nearest: --zero 3",
-                    (long long)o.zero);
+                    "--prefetch is about units gathered ahead, which --zero %ld does not do\n  nearest: --zero 3",
+                    o.zero);
     require_request(o.bucket_mib == 0 || o.pp == 1,
-                    "--bucket-mib %lld with --pp %lld: a stage reduces each block when the schedule says so\n"
+                    "--bucket-mib %ld with --pp %ld: a stage reduces each block when the schedule says so\n"
                     "  nearest: --bucket-mib 0, or --pp 1",
-                    (long long)o.bucket_mib, (long long)o.pp);
+                    o.bucket_mib, o.pp);
     require_request(
         o.bucket_mib == 0 || !o.offload_grads,
-        "--bucket-mib %lld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
+        "--bucket-mib %ld with --offload-grads on: gradients go to the host block by block, as they are reduced\n"
         "  nearest: --bucket-mib 0, or --offload-grads off",
-        (long long)o.bucket_mib);
+        o.bucket_mib);
     const bool locally = o.accumulate_locally.value_or(false), each_time = !o.accumulate_locally.value_or(true);
     require_request(!locally || o.zero >= 2,
-                    "--accumulate-locally: --zero %lld always does\n  leave it out, or --zero 2 or 3",
-                    (long long)o.zero);
+                    "--accumulate-locally: --zero %ld always does\n  leave it out, or --zero 2 or 3", o.zero);
     for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-layers", "pp-gather", "pp-window"})
         require_request(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
                         "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
     require_request(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
-                    "--pp-gather is about gathered parameters, which --zero %lld does not have\n  nearest: --zero 3",
-                    (long long)o.zero);
+                    "--pp-gather is about gathered parameters, which --zero %ld does not have\n  nearest: --zero 3",
+                    o.zero);
     require_request(!each_time || o.zero >= 2 || o.pp > 1 || o.resume.asked(),
                     "--no-accumulate-locally is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out");
     require_request(!each_time || o.zero >= 2 || o.resume.asked(),
-                    "--no-accumulate-locally: --zero %lld reduces once a step\n  nearest: --zero 2", (long long)o.zero);
+                    "--no-accumulate-locally: --zero %ld reduces once a step\n  nearest: --zero 2", o.zero);
     require_request(o.pp_tasks == 0 || (o.pp > 1 && o.keeps()),
                     "--pp-tasks writes what a pipeline did into --out\n  give --pp above 1 and --out, or leave it out");
     require_request(o.pp == 1 || o.sample_every == 0 || o.zero < 3 || !o.fp8.on() || !o.fp8_gather,
-                    "--sample-every with --pp %lld and parameters gathered in fp8: samples need them in --dtype\n"
+                    "--sample-every with --pp %ld and parameters gathered in fp8: samples need them in --dtype\n"
                     "  nearest: --fp8-gather off",
-                    (long long)o.pp);
+                    o.pp);
     for (const char* flag : {"tp-wire", "tp-overlap"})
         require_request(!o.given.count(flag) || o.tp > 1,
                         "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
@@ -196,12 +193,12 @@ void check_fit(const TrainOptions& o, const ModelConfig& c, int64_t data_vocab) 
     const bool dynamic = c.rope_scaling.kind == RopeKind::dynamic;
     require_request(
         double(o.seq_len) <= double(c.max_seq_len) * (dynamic ? c.rope_scaling.factor : 1),
-        "--seq-len %lld is longer than the model's %lld positions\n  nearest: --seq-len %lld, or raise --max-seq-len",
-        (long long)o.seq_len, (long long)c.max_seq_len, (long long)c.max_seq_len);
-    require_request(data_vocab <= c.vocab, "the data has %lld token ids, the model a vocabulary of %lld\n  nearest: %s",
-                    (long long)data_vocab, (long long)c.vocab,
+        "--seq-len %ld is longer than the model's %ld positions\n  nearest: --seq-len %ld, or raise --max-seq-len",
+        o.seq_len, c.max_seq_len, c.max_seq_len);
+    require_request(data_vocab <= c.vocab, "the data has %ld token ids, the model a vocabulary of %ld\n  nearest: %s",
+                    data_vocab, c.vocab,
                     o.init_from.empty() && !o.resume.asked()
-                        ? format("--vocab %lld", (long long)data_vocab).c_str()
+                        ? format("--vocab %ld", data_vocab).c_str()
                         : "data prepared with the model's tokenizer, or --resize-vocab for a larger one");
 }
 

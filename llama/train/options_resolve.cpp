@@ -26,8 +26,8 @@ static void settle_schedule(TrainOptions& o) {
     if (o.warmup < 0) o.warmup = std::min<int64_t>(2000, o.steps / 10);
     if (o.cooldown < 0) o.cooldown = wsd ? o.steps / 5 : 0;
     require_request(!wsd || o.cooldown <= o.steps,
-                    "--cooldown %lld is longer than the run: --steps %lld\n  nearest: --cooldown %lld",
-                    (long long)o.cooldown, (long long)o.steps, (long long)o.steps);
+                    "--cooldown %ld is longer than the run: --steps %ld\n  nearest: --cooldown %ld", o.cooldown,
+                    o.steps, o.steps);
     if (o.min_lr < 0 || constant) o.min_lr = constant ? o.lr : 0.1 * o.lr;
     require_request(o.min_lr <= o.lr,
                     "--min-lr %g is the floor under --lr %g and can't be above it\n  nearest: --min-lr %g", o.min_lr,
@@ -139,14 +139,14 @@ void resolve_defaults(TrainOptions& o, const std::vector<std::string>& arguments
     settle_schedule(o);
     if (o.pp_threads > 0) {
         require_request(!o.given.count("pp") || o.pp == o.pp_threads,
-                        "--pp-threads %lld with --pp %lld\n  nearest: --pp-threads %lld alone", (long long)o.pp_threads,
-                        (long long)o.pp, (long long)o.pp_threads);
+                        "--pp-threads %ld with --pp %ld\n  nearest: --pp-threads %ld alone", o.pp_threads, o.pp,
+                        o.pp_threads);
         o.pp = o.pp_threads;
         o.values["pp"] = o.kept_flags["pp"] = std::to_string(o.pp);
         const int64_t ranks = o.pp * o.tp * o.cp;
         require_request(o.ranks == 0 || o.ranks == ranks,
-                        "--pp-threads %lld of %lld ranks with --ranks %lld\n  nearest: --pp %lld --ranks %lld",
-                        (long long)o.pp, (long long)ranks, (long long)o.ranks, (long long)o.pp, (long long)o.ranks);
+                        "--pp-threads %ld of %ld ranks with --ranks %ld\n  nearest: --pp %ld --ranks %ld", o.pp, ranks,
+                        o.ranks, o.pp, o.ranks);
         o.ranks = ranks;
     }
 }
@@ -176,11 +176,10 @@ LossScaling TrainOptions::loss_scaling() const {
 
 MuonOptions TrainOptions::muon() const {
     if (optimizer == Optimizer::adamw) return {};
-    require_request(
-        !mup.on(),
-        "--optimizer muon with --mup-base-width %lld, whose rates are Adam's\n  nearest: --optimizer adamw, "
-        "or leave out muP",
-        (long long)mup.base_width);
+    require_request(!mup.on(),
+                    "--optimizer muon with --mup-base-width %ld, whose rates are Adam's\n  nearest: --optimizer adamw, "
+                    "or leave out muP",
+                    mup.base_width);
     require_request(tp == 1 || muon_beta2 == 0 || muon_blocks == MuonBlocks::whole,
                     "--muon-beta2 %g with --muon-blocks tp: a row's moment is of the whole row, which no rank has\n  "
                     "nearest: --muon-blocks whole, or --muon-beta2 0",
@@ -206,8 +205,7 @@ BytesPerParameter bytes_per_parameter(const TrainOptions& o) {
 
 void check_ranks(const TrainOptions& o, int64_t ranks) {
     require_request(o.zero > 0 || o.shard_size == 0 || o.shard_size == ranks,
-                    "--shard-size %lld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out",
-                    (long long)o.shard_size);
+                    "--shard-size %ld needs --zero 1, 2 or 3\n  nearest: --zero 1, or leave it out", o.shard_size);
     require_request(
         o.master_dtype == DType::f32 || o.master_dtype == o.dtype,
         "--master-dtype %s with --dtype %s: narrow masters are the parameters themselves, so both must be the same\n"
@@ -226,16 +224,16 @@ void check_ranks(const TrainOptions& o, int64_t ranks) {
                     o.loss_scale.c_str(), name_of(o.dtype));
     require_request(
         !o.given.count("fp8-gather") || (o.fp8.on() && o.zero == 3),
-        "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %lld --fp8 %s\n  nearest: --zero 3 "
+        "--fp8-gather is about --zero 3 with layers in fp8, and these are --zero %ld --fp8 %s\n  nearest: --zero 3 "
         "--fp8 tensor, or leave it out",
-        (long long)o.zero, name_of(o.fp8.recipe));
+        o.zero, name_of(o.fp8.recipe));
     require_request(!o.given.count("fp8-keep-weights") || o.fp8.on(),
                     "--fp8-keep-weights is about fp8 layers, and --fp8 is none\n"
                     "  nearest: --fp8 tensor, or leave it out");
     require_request(!o.fp8.keep_weights || o.zero < 3,
-                    "--fp8-keep-weights on keeps all weights on each rank, and --zero %lld gathers them for each pass\n"
+                    "--fp8-keep-weights on keeps all weights on each rank, and --zero %ld gathers them for each pass\n"
                     "  nearest: --zero 2, or --fp8-keep-weights off",
-                    (long long)o.zero);
+                    o.zero);
     require_request(
         !o.given.count("fp8-skip-blocks") || o.fp8.on(),
         "--fp8-skip-blocks is about fp8 layers, and --fp8 is none\n  nearest: --fp8 tensor, or leave it out");
@@ -277,10 +275,9 @@ void enter_ramp_stage(TrainOptions& o, int64_t tokens) {
     if (o.batch_ramp.empty()) return;
     const int64_t most = o.batch_ramp.back().batch_tokens;
     require_request(o.grad_accum == 0 && o.batch_tokens % most == 0,
-                    "--batch-ramp: updates of %lld tokens do not divide those that follow, of %lld (--batch-tokens)\n"
-                    "  nearest: --batch-tokens %lld",
-                    (long long)most, (long long)o.batch_tokens,
-                    (long long)(std::max<int64_t>(1, o.batch_tokens / most) * most));
+                    "--batch-ramp: updates of %ld tokens do not divide those that follow, of %ld (--batch-tokens)\n"
+                    "  nearest: --batch-tokens %ld",
+                    most, o.batch_tokens, std::max<int64_t>(1, o.batch_tokens / most) * most);
     for (const TrainOptions::RampStage& s : o.batch_ramp) {
         if (tokens >= s.until) continue;
         o.batch_tokens = s.batch_tokens;
@@ -295,22 +292,19 @@ int64_t micro_batches(const TrainOptions& o, int64_t ranks) {
     if (o.batch_tokens == 0) return 1;
     // A step is a list of instructions for each of them.
     require_request(o.batch_tokens / micro <= kMostMicroBatches,
-                    "--batch-tokens %lld makes %lld micro-batches of %lld tokens (--batch %lld x --seq-len %lld x %lld "
-                    "ranks); an update has at most %lld\n  nearest: --batch-tokens %lld, or a larger --batch",
-                    (long long)o.batch_tokens, (long long)(o.batch_tokens / micro), (long long)micro,
-                    (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)kMostMicroBatches,
-                    (long long)(kMostMicroBatches * micro));
+                    "--batch-tokens %ld makes %ld micro-batches of %ld tokens (--batch %ld x --seq-len %ld x %ld "
+                    "ranks); an update has at most %ld\n  nearest: --batch-tokens %ld, or a larger --batch",
+                    o.batch_tokens, o.batch_tokens / micro, micro, o.batch, o.seq_len, ranks, kMostMicroBatches,
+                    kMostMicroBatches * micro);
     if (o.batch_tokens % micro == 0) return o.batch_tokens / micro;
     const int64_t below = o.batch_tokens / micro;
     std::string nearest;
-    if (below > 0)
-        nearest = format("--batch-tokens %lld (%lld micro-batches) or ", (long long)(below * micro), (long long)below);
-    nearest += format("--batch-tokens %lld (%lld)", (long long)((below + 1) * micro), (long long)(below + 1));
+    if (below > 0) nearest = format("--batch-tokens %ld (%ld micro-batches) or ", below * micro, below);
+    nearest += format("--batch-tokens %ld (%ld)", (below + 1) * micro, below + 1);
     refuse(
-        "--batch-tokens %lld does not divide into micro-batches\n"
-        "  --batch %lld x --seq-len %lld x %lld ranks = %lld tokens per micro-batch\n  nearest: %s",
-        (long long)o.batch_tokens, (long long)o.batch, (long long)o.seq_len, (long long)ranks, (long long)micro,
-        nearest.c_str());
+        "--batch-tokens %ld does not divide into micro-batches\n"
+        "  --batch %ld x --seq-len %ld x %ld ranks = %ld tokens per micro-batch\n  nearest: %s",
+        o.batch_tokens, o.batch, o.seq_len, ranks, micro, nearest.c_str());
 }
 
 }  // namespace rz

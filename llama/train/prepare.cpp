@@ -54,8 +54,7 @@ std::string prepare_device(const TrainOptions& o, const ModelConfig& config, int
         tuning.chosen = chosen_before;
         if (process.is_root()) {
             prepare_products(device, of_all);
-            text += format("; GEMM tuning: %lld shapes measured, %lld known", (long long)tuning.measured,
-                           (long long)tuning.read);
+            text += format("; GEMM tuning: %ld shapes measured, %ld known", tuning.measured, tuning.read);
         }
         choices = process.broadcast_text(tuning.chosen, 0);
         tuning.chosen = choices, tuning.cache_file.clear(), tuning.closed = true;

@@ -68,8 +68,8 @@ static std::optional<ResumePoint> newest_good(const std::vector<SavedStep>& save
         ResumePoint point{.folder = folder, .manifest = {}, .may_fall_back = true, .older = {}, .notes = notes};
         try {
             point.manifest = checked_manifest(folder);
-            require(point.manifest.step == saved[i].step, "%s: its manifest is of step %lld", folder.c_str(),
-                    (long long)point.manifest.step);
+            require(point.manifest.step == saved[i].step, "%s: its manifest is of step %ld", folder.c_str(),
+                    point.manifest.step);
         } catch (const Error& error) {
             notes.push_back(std::string(word_of(folder)) + " refused: " + error.what());
             continue;
@@ -112,7 +112,7 @@ static std::optional<ResumePoint> newest_of_both(const TrainOptions& o, const Ch
     if (!point)
         std::fprintf(stderr, "train_llama: no snapshot is whole and there is no checkpoint: the run begins again\n");
     else if (!is_snapshot(point->folder) && !point->notes.empty())
-        point->notes.push_back(format("going back to the checkpoint of step %lld", (long long)point->manifest.step));
+        point->notes.push_back(format("going back to the checkpoint of step %ld", point->manifest.step));
     return point;
 }
 
@@ -127,7 +127,7 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
     else if (saved_step == kUnreadable)
         found = "run_status.json, which can't be read, may tell of a checkpoint";
     else if (saved_step >= 0)
-        found = format("run_status.json says that step %lld was saved", (long long)saved_step);
+        found = format("run_status.json says that step %ld was saved", saved_step);
     else if (path_exists(o.out + "/final"))
         found = "final/ has its weights";
     else if (!o.resume.newest() && again([&] { return ::stat((o.out + "/metrics.jsonl").c_str(), &st); }) == 0 &&
@@ -145,11 +145,10 @@ static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::v
                                       const char* flag) {
     const std::vector<int64_t> ascending(steps.rbegin(), steps.rend());
     require_request(std::find(steps.begin(), steps.end(), step) != steps.end(),
-                    "%s %lld: %s holds no such checkpoint; it has: %s", flag, (long long)step, store.folder().c_str(),
+                    "%s %ld: %s holds no such checkpoint; it has: %s", flag, step, store.folder().c_str(),
                     steps.empty() ? "none" : joined(ascending).c_str());
     ResumePoint point{.folder = store.path(step), .manifest = checked_manifest(store.path(step))};
-    require(point.manifest.step == step, "%s: its manifest is of step %lld", point.folder.c_str(),
-            (long long)point.manifest.step);
+    require(point.manifest.step == step, "%s: its manifest is of step %ld", point.folder.c_str(), point.manifest.step);
     return point;
 }
 
@@ -176,15 +175,15 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     const bool inside = o.resume.asked() && fs::equivalent(fs::path(from).parent_path(), own.folder(), none);
     require_request(
         steps.empty() || inside,
-        "%s holds checkpoints up to step %lld of an earlier run\n  --resume auto continues it; another --out "
+        "%s holds checkpoints up to step %ld of an earlier run\n  --resume auto continues it; another --out "
         "starts a new run; --overwrite starts one here and moves the earlier one aside",
-        o.out.c_str(), steps.empty() ? 0ll : (long long)steps[0]);
+        o.out.c_str(), steps.empty() ? 0l : steps[0]);
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
     require_request(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
     const bool is_run = !is_file(from + "/" + kManifestName) && is_folder(from + "/checkpoints");
-    require_request(o.branch < 0 || is_run, "--branch %lld: --resume %s is not a run's folder with checkpoints",
-                    (long long)o.branch, from.c_str());
+    require_request(o.branch < 0 || is_run, "--branch %ld: --resume %s is not a run's folder with checkpoints",
+                    o.branch, from.c_str());
     if (is_run) {
         const CheckpointStore other(from);
         const std::vector<int64_t> theirs = descending(other.folders());
@@ -296,7 +295,7 @@ ResumePoint fall_back(Process& process, const ResumePoint& point, const std::str
         require(next.has_value(), "%s", why.c_str());
         if (is_snapshot(point.folder))
             next->notes.push_back(
-                format("going back to the %s of step %lld", word_of(next->folder), (long long)next->manifest.step));
+                format("going back to the %s of step %ld", word_of(next->folder), next->manifest.step));
     }
     return *share(next, process);
 }
@@ -341,11 +340,11 @@ Schedule resumed_schedule(TrainOptions& o, const Manifest& m) {
     if (o.lr_continue || o.rewarm > 0) return continues(last);
     require_request(
         near(next, last) || o.allow_lr_jump,
-        "the learning rate would jump: it was %.4g at step %lld, and --lr, --steps, --warmup and --lr-schedule make it "
-        "%.4g at step %lld\n"
+        "the learning rate would jump: it was %.4g at step %ld, and --lr, --steps, --warmup and --lr-schedule make it "
+        "%.4g at step %ld\n"
         "  --lr-continue continues from %.4g down to --min-lr %.4g, --rewarm N rises to --lr %.4g in N steps, "
         "--allow-lr-jump jumps",
-        last, (long long)m.step, next, (long long)m.step + 1, last, std::min(o.min_lr, last), o.lr);
+        last, m.step, next, m.step + 1, last, std::min(o.min_lr, last), o.lr);
     return now;
 }
 
@@ -362,20 +361,20 @@ static std::string fit_batch(TrainOptions& o, int64_t ranks, bool same_ranks) {
                     break;
                 }
         refuse(
-            "the checkpoint's updates are of %lld tokens (%lld sequences of %lld), which do not divide "
-            "among %lld ranks that share them\n"
+            "the checkpoint's updates are of %ld tokens (%ld sequences of %ld), which do not divide "
+            "among %ld ranks that share them\n"
             "  nearest: %s of such ranks (each with its tp, pp and cp), or another --batch-tokens",
-            (long long)o.batch_tokens, (long long)sequences, (long long)o.seq_len, (long long)ranks, nearest.c_str());
+            o.batch_tokens, sequences, o.seq_len, ranks, nearest.c_str());
     }
     const int64_t asked = o.batch;
     while (sequences / ranks % o.batch != 0) --o.batch;
     if (o.batch == asked) return "";
     require_request(!same_ranks || !o.given.count("batch"),
-                    "--batch %lld does not divide the checkpoint's updates, %lld sequences on each of %lld ranks\n"
-                    "  nearest: --batch %lld, or another --batch-tokens",
-                    (long long)asked, (long long)(sequences / ranks), (long long)ranks, (long long)o.batch);
-    return format("--batch %lld, was %lld: so that an update stays at %lld tokens on %lld ranks", (long long)o.batch,
-                  (long long)asked, (long long)o.batch_tokens, (long long)ranks);
+                    "--batch %ld does not divide the checkpoint's updates, %ld sequences on each of %ld ranks\n"
+                    "  nearest: --batch %ld, or another --batch-tokens",
+                    asked, sequences / ranks, ranks, o.batch);
+    return format("--batch %ld, was %ld: so that an update stays at %ld tokens on %ld ranks", o.batch, asked,
+                  o.batch_tokens, ranks);
 }
 
 std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest, int64_t ranks) {
@@ -398,8 +397,8 @@ std::vector<std::string> adopt_options(TrainOptions& o, const Manifest& manifest
             lines.push_back(line);
     o.batch_tokens = last_batch;
     if (manifest.ranks != ranks || manifest.zero != o.zero)
-        lines.push_back(format("%lld ranks with --zero %lld, was %lld with --zero %lld", (long long)ranks,
-                               (long long)o.zero, (long long)manifest.ranks, (long long)manifest.zero));
+        lines.push_back(
+            format("%ld ranks with --zero %ld, was %ld with --zero %ld", ranks, o.zero, manifest.ranks, manifest.zero));
     return lines;
 }
 

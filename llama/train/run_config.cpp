@@ -82,11 +82,10 @@ std::string run_config(const Trainer& t) {
     text += format("# commit:  %s, ringzero %s\n", build_commit(), version());
     text += format("# host:    %s, %d rank%s, %s\n", host_name().c_str(), ranks, ranks == 1 ? "" : "s",
                    t.core->device.name().c_str());
-    text += format("# data:    %lld training tokens in %zu shard%s, %lld for validation\n",
-                   (long long)t.sources.train->tokens(), t.sources.train_shards(),
-                   t.sources.train_shards() == 1 ? "" : "s", (long long)t.sources.val_tokens());
+    text += format("# data:    %ld training tokens in %zu shard%s, %ld for validation\n", t.sources.train->tokens(),
+                   t.sources.train_shards(), t.sources.train_shards() == 1 ? "" : "s", t.sources.val_tokens());
     text += "# model:   " + summary(t.core->config) + "\n";
-    if (t.start.first_step() > 1) text += format("# resumed: at step %lld\n", (long long)t.start.resumed.step);
+    if (t.start.first_step() > 1) text += format("# resumed: at step %ld\n", t.start.resumed.step);
 
     TrainOptions fresh;
     const std::map<std::string, std::string> values = resolved(t);

@@ -170,9 +170,9 @@ StepVerdict RunGuard::judge(const StepNumbers& n) {
     j.note = verdict.note;
     j.bad = verdict.spike || verdict.skipped || verdict.left_out;
     if (n.loss_scale > 0) j.json += format(",\"loss_scale\":%.9g", n.loss_scale);
-    if (guards_.overflows() > 0) j.json += format(",\"overflows\":%lld", (long long)guards_.overflows());
-    if (guards_.skipped() > 0) j.json += format(",\"skipped\":%lld", (long long)guards_.skipped());
-    if (guards_.left_out() > 0) j.json += format(",\"left_out\":%lld", (long long)guards_.left_out());
+    if (guards_.overflows() > 0) j.json += format(",\"overflows\":%ld", guards_.overflows());
+    if (guards_.skipped() > 0) j.json += format(",\"skipped\":%ld", guards_.skipped());
+    if (guards_.left_out() > 0) j.json += format(",\"left_out\":%ld", guards_.left_out());
     if (verdict.spike) j.json += format(",\"loss_z\":%.4g,\"norm_z\":%.4g", verdict.loss_z, verdict.norm_z);
     for (const auto& [name, bytes] :
          {std::pair("memory_by_rank", &Vote::memory), {"reserved_by_rank", &Vote::reserved}})

@@ -132,8 +132,8 @@ void RunLock::refuse(const std::string& owner, const std::string& remedy) const 
 }
 
 std::string RunLock::signature() const {
-    return format("pid %d on host %s since %s, boot %s, start %lld, beat %lld\n", int(getpid()), host_name().c_str(),
-                  since_.c_str(), boot_of_processes().c_str(), (long long)start_of(int(getpid())), (long long)beats_);
+    return format("pid %d on host %s since %s, boot %s, start %ld, beat %ld\n", int(getpid()), host_name().c_str(),
+                  since_.c_str(), boot_of_processes().c_str(), start_of(int(getpid())), beats_.load());
 }
 
 // locked_: whether this file system has such locks.

@@ -57,9 +57,9 @@ void Saver::report() {
         p.silent_seconds > report_hang_after_ && p.step != hangs_at_) {
         hangs_at_ = p.step;
         std::fprintf(stderr,
-                     "train_llama: rank %d: the checkpoint of step %lld: the file system has not answered for %.0f s; "
+                     "train_llama: rank %d: the checkpoint of step %ld: the file system has not answered for %.0f s; "
                      "training continues until the next checkpoint\n",
-                     process_.rank(), (long long)p.step, p.silent_seconds);
+                     process_.rank(), p.step, p.silent_seconds);
     }
     if (!process_.is_root()) return;
     if (after_save_)
@@ -67,16 +67,15 @@ void Saver::report() {
     for (const SaveReport& r : writer_.reports()) {
         for (const int64_t step : r.unseen)
             log_.line(
-                format("hook     the checkpoint of step %lld is deleted, and --after-save has not succeeded for "
-                       "it: %lld at most wait, fewer where the disk is full",
-                       (long long)step, (long long)kMostHeld));
+                format("hook     the checkpoint of step %ld is deleted, and --after-save has not succeeded for "
+                       "it: %ld at most wait, fewer where the disk is full",
+                       step, kMostHeld));
         if (!r.error.empty()) {
             ++failed_;
-            std::fprintf(
-                stderr,
-                "train_llama: the checkpoint of step %lld could not be saved (%lld failed so far): %s\n  %sthe "
-                "checkpoint before it stays\n",
-                (long long)r.step, (long long)failed_, r.error.c_str(), r.not_finite ? "" : "training continues; ");
+            std::fprintf(stderr,
+                         "train_llama: the checkpoint of step %ld could not be saved (%ld failed so far): %s\n  %sthe "
+                         "checkpoint before it stays\n",
+                         r.step, failed_, r.error.c_str(), r.not_finite ? "" : "training continues; ");
             if (r.not_finite) health_.report_end(kExitNumbers, r.error);
             continue;
         }

@@ -89,12 +89,10 @@ std::vector<Score> Scorer::score(const std::vector<const ScoreItem*>& items) {
     for (const ScoreItem* item : items) {
         const int64_t n = int64_t(item->tokens.size()) - 1;
         require(item->scored > 0 && item->scored <= n && n <= T_,
-                "an item of %lld tokens, %lld of them scored, for windows of %lld", (long long)n + 1,
-                (long long)item->scored, (long long)T_);
+                "an item of %ld tokens, %ld of them scored, for windows of %ld", n + 1, item->scored, T_);
         for (const int32_t t : item->tokens)
             require(t >= 0 && t < vocab_,
-                    "token %d is outside the model's vocabulary of %lld: this is another tokenizer", t,
-                    (long long)vocab_);
+                    "token %d is outside the model's vocabulary of %ld: this is another tokenizer", t, vocab_);
     }
     // Longest first, so that memory runs out at once or never; the batches do not depend on the ranks.
     std::vector<size_t> order(items.size());

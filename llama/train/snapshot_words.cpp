@@ -113,7 +113,7 @@ std::string skeleton_of(const std::string& folder) {
         const OpenFile file = open_file(path, O_RDONLY);
         uint64_t length = 0;
         read_all(file.fd, 0, &length, 8, f.path);
-        require(length < uint64_t(f.bytes), "%s: a header of %llu bytes", f.path.c_str(), (unsigned long long)length);
+        require(length < uint64_t(f.bytes), "%s: a header of %lu bytes", f.path.c_str(), length);
         std::string head(8 + size_t(length), '\0');
         read_all(file.fd, 0, head.data(), int64_t(head.size()), f.path);
         add(f.path, f.bytes, head);

@@ -22,21 +22,19 @@ constexpr Limit kRunFile = {"the name of a run's folder", 4096};
 
 void check_restarts(const TrainOptions& o) {
     const bool starts_ranks = o.ranks > 1;
-    require_request(
-        o.max_restarts == 0 || starts_ranks,
-        "--max-restarts %lld is about the ranks that --ranks starts\n"
-        "  nearest: --ranks 2 --max-restarts %lld, or dev/run/supervise.sh --max-restarts %lld -- mpirun ...",
-        (long long)o.max_restarts, (long long)o.max_restarts, (long long)o.max_restarts);
+    require_request(o.max_restarts == 0 || starts_ranks,
+                    "--max-restarts %ld is about the ranks that --ranks starts\n"
+                    "  nearest: --ranks 2 --max-restarts %ld, or dev/run/supervise.sh --max-restarts %ld -- mpirun ...",
+                    o.max_restarts, o.max_restarts, o.max_restarts);
     if (o.snapshot_every == 0) return;
     require_request(o.keeps(), "--snapshot-every continues a run in its --out, and that is empty: name a folder");
     const char* named = std::getenv(kRestartVariable);  // where this host lacks it, SnapshotHosts refuses
     require_request(
         (starts_ranks && o.max_restarts > 0) || !restart_folder().empty() || (named && *named),
-        "--snapshot-every %lld: nothing starts the ranks again, and their snapshots go with them\n"
-        "  nearest: --ranks %lld --max-restarts 10, or dev/run/supervise.sh -- mpirun -n %lld ./train_llama ...; "
+        "--snapshot-every %ld: nothing starts the ranks again, and their snapshots go with them\n"
+        "  nearest: --ranks %ld --max-restarts 10, or dev/run/supervise.sh -- mpirun -n %ld ./train_llama ...; "
         "on several hosts dev/run/supervise.sh --hosts FILE, or dev/run/keep.sh -- torchrun ... on each",
-        (long long)o.snapshot_every, (long long)std::max<int64_t>(2, o.ranks),
-        (long long)std::max<int64_t>(2, o.ranks));
+        o.snapshot_every, std::max<int64_t>(2, o.ranks), std::max<int64_t>(2, o.ranks));
 }
 
 void begin_restarts(const std::string& out) {
@@ -95,10 +93,10 @@ void check_snapshot_memory(const TrainOptions& o, Process& process, const Zero& 
         const int64_t room = int64_t(memory.f_bavail) * int64_t(memory.f_frsize) + bytes_in(folder);
         if (room < needed)
             problem = format(
-                "--snapshot-every %lld: two snapshots need %s in %s, which has room for %s\n"
+                "--snapshot-every %ld: two snapshots need %s in %s, which has room for %s\n"
                 "  make it larger (mount -o remount,size=..., a container's --shm-size), or leave the "
                 "snapshots out: restarts then go back to checkpoints",
-                (long long)o.snapshot_every, human_bytes(needed).c_str(), parent_folder(folder).c_str(),
+                o.snapshot_every, human_bytes(needed).c_str(), parent_folder(folder).c_str(),
                 human_bytes(room).c_str());
     }
     problem = first_problem(process, problem);
@@ -165,11 +163,11 @@ void Snapshots::settle() {
     for (const SaveReport& r : writer_.reports()) {
         if (!process_.is_root()) continue;
         if (!r.error.empty()) {
-            std::fprintf(stderr, "train_llama: no snapshot of step %lld: %s\n", (long long)r.step, r.error.c_str());
+            std::fprintf(stderr, "train_llama: no snapshot of step %ld: %s\n", r.step, r.error.c_str());
             if (r.not_finite) health_.report_end(kExitNumbers, r.error);
         } else if (!std::exchange(told_, true)) {
             log_.line(format(
-                "snapshot of step %lld in %s, %s: copied in %.2f s, written in %s", (long long)r.step,
+                "snapshot of step %ld in %s, %s: copied in %.2f s, written in %s", r.step,
                 neighbours_ ? "the hosts' memory, with a copy of each host's slices on the next" : "this host's memory",
                 human_bytes(r.bytes).c_str(), r.stall_seconds, duration(r.write_seconds).c_str()));
         }

@@ -205,8 +205,8 @@ Manifest load_checkpoint(ResumePoint& from, const TrainOptions& options, const D
     health.restore(m.guards, from.folder + ": guards");
     if (!process.is_root()) return m;
     for (const std::string& note : from.notes) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-    std::printf("resumed  %s%s: step %lld, %lld tokens\n", is_snapshot(from.folder) ? "the snapshot " : "",
-                from.folder.c_str(), (long long)m.step, (long long)m.tokens);
+    std::printf("resumed  %s%s: step %ld, %ld tokens\n", is_snapshot(from.folder) ? "the snapshot " : "",
+                from.folder.c_str(), m.step, m.tokens);
     if (m.step >= options.steps) tell_of_the_end(m, options);
     return m;
 }
@@ -215,14 +215,13 @@ void abandon_newer(const std::string& out, int64_t step, const std::string& run_
     const CheckpointStore store(out);
     const std::vector<int64_t> newer = store.abandon_after(step, run_id);
     for (const int64_t s : newer)
-        std::fprintf(stderr, "train_llama: the checkpoint of step %lld is newer: renamed to %s-abandoned-%s\n",
-                     (long long)s, store.path(s).c_str(), run_id.c_str());
+        std::fprintf(stderr, "train_llama: the checkpoint of step %ld is newer: renamed to %s-abandoned-%s\n", s,
+                     store.path(s).c_str(), run_id.c_str());
     if (!newer.empty())
-        std::fprintf(
-            stderr,
-            "train_llama: to take them back, stop this run, rename its own checkpoints of step %lld and later, "
-            "and then each STEP-abandoned-%s to STEP\n",
-            (long long)newer[0], run_id.c_str());
+        std::fprintf(stderr,
+                     "train_llama: to take them back, stop this run, rename its own checkpoints of step %ld and later, "
+                     "and then each STEP-abandoned-%s to STEP\n",
+                     newer[0], run_id.c_str());
 }
 
 void start_sums(ShardSums& sums, const DataPaths& paths, bool may_differ) {
@@ -249,25 +248,24 @@ std::string where_kept(const TrainOptions& o) {
 
 void announce_data(const DataSources& s, Log& log) {
     const size_t shards = s.train_shards();
-    log.line(format("data     %lld training tokens in %zu shard%s, %lld validation tokens",
-                    (long long)s.train->tokens(), shards, shards == 1 ? "" : "s", (long long)s.val_tokens()));
+    log.line(format("data     %ld training tokens in %zu shard%s, %ld validation tokens", s.train->tokens(), shards,
+                    shards == 1 ? "" : "s", s.val_tokens()));
     if (!s.paths.about.empty()) log.line("         " + s.paths.about);
     const std::vector<DataSet>& sets = s.train->sets();
     for (size_t k = 0; sets.size() > 1 && k < sets.size(); ++k) {
         std::string shares;
         for (const MixStage& stage : s.train->plan().stages())
-            shares +=
-                (shares.empty() ? "" : format(", from sample %lld on ", (long long)stage.first)) + stage.shares.text[k];
-        log.line(format("         %s: %lld tokens, share %s", sets[k].name.c_str(), (long long)sets[k].data.tokens(),
-                        shares.c_str()));
+            shares += (shares.empty() ? "" : format(", from sample %ld on ", stage.first)) + stage.shares.text[k];
+        log.line(
+            format("         %s: %ld tokens, share %s", sets[k].name.c_str(), sets[k].data.tokens(), shares.c_str()));
     }
     if (s.train->has_targets()) log.line("         the loss is on the tokens that the shards mark as targets");
 }
 
 void tell_of_rollback(Log& log, const Rollback& r, size_t count, int64_t most) {
     log.event(r.to,
-              format("rollback %s: on from step %lld, without %lld sequences of the data (%zu of at most %lld)",
-                     r.reason.c_str(), (long long)r.to, (long long)r.samples, count, (long long)most),
+              format("rollback %s: on from step %ld, without %ld sequences of the data (%zu of at most %ld)",
+                     r.reason.c_str(), r.to, r.samples, count, most),
               "rollback", Json{{"from", r.from}, {"samples", r.samples}, {"reason", r.reason}}.dump());
 }
 

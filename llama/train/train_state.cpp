@@ -26,9 +26,8 @@ static std::unique_ptr<ContextParallel> make_context(const ModelConfig& config, 
     if (cp.size == 1) return nullptr;
     const int64_t grain = 2 * cp.size, below = o.stage.T / grain * grain;
     require_request(o.stage.T % grain == 0,
-                    "--seq-len %lld with --cp %d: it must be a multiple of 2 x cp = %lld\n  nearest: --seq-len %s%lld",
-                    (long long)o.stage.T, cp.size, (long long)grain,
-                    below > 0 ? format("%lld or ", (long long)below).c_str() : "", (long long)(below + grain));
+                    "--seq-len %ld with --cp %d: it must be a multiple of 2 x cp = %ld\n  nearest: --seq-len %s%ld",
+                    o.stage.T, cp.size, grain, below > 0 ? format("%ld or ", below).c_str() : "", below + grain);
     const ModelConfig part = part_config(config, table);
     return std::make_unique<ContextParallel>(mesh, device,
                                              ContextShape{.B = o.stage.B,
@@ -52,10 +51,9 @@ static LocalShard part_of(const ModelConfig& config, const CoreOptions& o, const
 static std::optional<TensorParallel> make_tensor_parallel(const CoreOptions& o, Mesh& mesh, CommMeter* meter) {
     if (mesh.place(Axis::tp).size == 1) return std::nullopt;
     const AxisRank tp = mesh.place(Axis::tp);
-    require_request(
-        o.stage.B * o.stage.T >= tp.size,
-        "--tp %d: a micro-batch of %lld tokens has no row for each rank\n  nearest: --batch %lld, or --tp 1", tp.size,
-        (long long)(o.stage.B * o.stage.T), (long long)ceil_div(int64_t(tp.size), o.stage.T));
+    require_request(o.stage.B * o.stage.T >= tp.size,
+                    "--tp %d: a micro-batch of %ld tokens has no row for each rank\n  nearest: --batch %ld, or --tp 1",
+                    tp.size, o.stage.B * o.stage.T, ceil_div(int64_t(tp.size), o.stage.T));
     return std::optional<TensorParallel>(std::in_place, mesh, o.tp_wire_f32 ? DType::f32 : o.zero.param_dtype, meter,
                                          o.tp_overlap);
 }

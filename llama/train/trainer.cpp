@@ -66,8 +66,8 @@ MeshOptions mesh_options(const TrainOptions& o) {
 
 void check_threads(int64_t asked) {
     const int64_t cores = omp_get_num_procs(), most = std::max<int64_t>(1024, 8 * cores);
-    require_request(asked <= most, "--threads %lld: this machine has %lld cores\n  nearest: --threads %lld, or 0",
-                    (long long)asked, (long long)cores, (long long)cores);
+    require_request(asked <= most, "--threads %ld: this machine has %ld cores\n  nearest: --threads %ld, or 0", asked,
+                    cores, cores);
 }
 
 // Ranks that each take every core slow each other down: they divide the host's, unless the user says otherwise.
@@ -96,14 +96,14 @@ static void check_offload(const TrainOptions& o, Device device) {
                     asked.c_str());
     require_request(
         !o.offload_params || o.zero == 3,
-        "--offload-params on with --zero %lld, which keeps parameters whole: they come to the GPU as they are "
+        "--offload-params on with --zero %ld, which keeps parameters whole: they come to the GPU as they are "
         "gathered\n  nearest: --zero 3, on one rank too",
-        (long long)o.zero);
+        o.zero);
     require_request(
         !o.offload_grads || (o.zero >= 2 && !o.accumulates_locally()),
-        "--offload-grads on with --zero %lld%s, which keeps gradients whole: they go to the host as they are "
+        "--offload-grads on with --zero %ld%s, which keeps gradients whole: they go to the host as they are "
         "reduced\n  nearest: --zero 2%s",
-        (long long)o.zero, o.accumulates_locally() ? " and gradients accumulated locally" : "",
+        o.zero, o.accumulates_locally() ? " and gradients accumulated locally" : "",
         o.pp > 1 ? " --no-accumulate-locally" : ", on one rank too");
     require_request(
         !o.offload_activations || o.recompute == Recompute::block,
@@ -286,19 +286,18 @@ static void check_host_memory(const TrainOptions& o, const ModelConfig& config, 
 static void announce_steps(Trainer& t) {
     const TrainOptions& o = t.options;
     Log& log = *t.log;
-    if (o.stage_end > 0)
-        log.line(format("         until %lld tokens are seen; then more (--batch-ramp)", (long long)o.stage_end));
+    if (o.stage_end > 0) log.line(format("         until %ld tokens are seen; then more (--batch-ramp)", o.stage_end));
     log.line(format(
-        "run      %lld steps, lr %g to %g (%s), warm-up %lld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
+        "run      %ld steps, lr %g to %g (%s), warm-up %ld; FLOP/s%s count 6 per matrix parameter and 6 L H D T of "
         "causal attention per token%s%s",
-        (long long)o.steps, o.lr, o.min_lr, name_of(o.decay), (long long)o.warmup,
+        o.steps, o.lr, o.min_lr, name_of(o.decay), o.warmup,
         t.peak.flops > 0 ? format(" and MFU (of %s)", t.peak.name.c_str()).c_str() : "",
         t.sources.documents ? ", T of its document" : "", t.core->config.window ? ", W (2 - W / T) beyond W" : ""));
     if (t.lr.from_step > 0)
-        log.line(format("         from step %lld on at lr %g, %s", (long long)t.lr.from_step, t.lr.from_rate,
-                        t.lr.rewarm > 0 ? format("rising to %g in %lld steps", o.lr, (long long)t.lr.rewarm).c_str()
-                                        : format("down to %g at step %lld (%s)", std::min(o.min_lr, t.lr.from_rate),
-                                                 (long long)o.steps, name_of(o.decay))
+        log.line(format("         from step %ld on at lr %g, %s", t.lr.from_step, t.lr.from_rate,
+                        t.lr.rewarm > 0 ? format("rising to %g in %ld steps", o.lr, t.lr.rewarm).c_str()
+                                        : format("down to %g at step %ld (%s)", std::min(o.min_lr, t.lr.from_rate),
+                                                 o.steps, name_of(o.decay))
                                               .c_str()));
     if (o.init_from.empty())
         if (const std::string odd = unlike_published(t.core->config, o.lr, double(t.batches->tokens_per_step()));
@@ -318,9 +317,9 @@ static void announce_reduction(const TrainOptions& o, const TrainState& core, Lo
         log.line(format("         gradients are accumulated locally, %s on this rank", whole.c_str()));
     else
         log.line(format(
-            "         gradients are reduced %lld times a step%s, which saves this rank %s and changes the last bits; "
+            "         gradients are reduced %ld times a step%s, which saves this rank %s and changes the last bits; "
             "--accumulate-locally%s sends less and has one rank's",
-            (long long)core.options.micro_batches,
+            core.options.micro_batches,
             o.zero == 3 && o.pp_gather == GatherFor::op ? " and parameters gathered for each use" : "", whole.c_str(),
             o.zero == 3 && o.pp_gather == GatherFor::op ? " --pp-gather step" : ""));
 }
@@ -347,11 +346,11 @@ static void announce(Trainer& t, const std::string& note) {
                         o.offload_activations ? "activations" : ""));
     for (const std::string& line : device_notes(o, core.config, core.device, t.process)) log.line("         " + line);
     if (ranks > 1 && !core.device.is_cuda() && core.options.threads > 0)
-        log.line(format("threads  %lld for each of %d ranks on this host", (long long)core.options.threads,
-                        t.process.local_size()));
+        log.line(
+            format("threads  %ld for each of %d ranks on this host", core.options.threads, t.process.local_size()));
     if (ranks > 1) {
         const std::string through = core.mesh.data().through();
-        log.line(format("sharing  ZeRO-%lld over %d ranks x %d, %s collectives over %s%s", (long long)o.zero,
+        log.line(format("sharing  ZeRO-%ld over %d ranks x %d, %s collectives over %s%s", o.zero,
                         core.mesh.shard().size(), core.mesh.replicate().size(), core.mesh.data().name(),
                         core.mesh.data().transport().name(), (through.empty() ? "" : ", " + through).c_str()));
     }
@@ -359,16 +358,15 @@ static void announce(Trainer& t, const std::string& note) {
     if (core.tp) {
         const ModelConfig part = part_config(core.config, core.table);
         log.line(
-            format("tensor   %d ranks share each tensor, %s partial sums: %lld of %lld heads and %lld of %lld kv "
+            format("tensor   %d ranks share each tensor, %s partial sums: %ld of %ld heads and %ld of %ld kv "
                    "heads on this one",
-                   core.tp->size(), name_of(core.tp->wire()), (long long)part.heads, (long long)core.config.heads,
-                   (long long)part.kv_heads, (long long)core.config.kv_heads));
+                   core.tp->size(), name_of(core.tp->wire()), part.heads, core.config.heads, part.kv_heads,
+                   core.config.kv_heads));
     }
     if (core.context)
         log.line(format(
-            "context  %d ranks share each sequence: 2 of %d chunks of %lld tokens on each; keys and values by %s",
-            core.mesh.cp().size(), 2 * core.mesh.cp().size(), (long long)(core.context->own_rows() / 2),
-            name_of(o.cp_exchange)));
+            "context  %d ranks share each sequence: 2 of %d chunks of %ld tokens on each; keys and values by %s",
+            core.mesh.cp().size(), 2 * core.mesh.cp().size(), core.context->own_rows() / 2, name_of(o.cp_exchange)));
     if (core.plan)
         for (const std::string& line : core.plan->text(core.config.layers)) log.line(line);
     if (core.plan && o.zero >= 2) announce_reduction(o, core, log);
@@ -377,9 +375,9 @@ static void announce(Trainer& t, const std::string& note) {
     if (s.documents)
         log.line(format("masks    documents %s token %d do not see each other; positions restart at each",
                         s.documents.boundary == DocBoundary::bos ? "from" : "up to", s.documents.token));
-    log.line(format("batch    %lld sequences x %lld tokens x %d ranks x %lld micro-batches = %lld tokens per step",
-                    (long long)o.batch, (long long)o.seq_len, core.mesh.place(Axis::dp).size,
-                    (long long)core.options.micro_batches, (long long)t.batches->tokens_per_step()));
+    log.line(format("batch    %ld sequences x %ld tokens x %d ranks x %ld micro-batches = %ld tokens per step", o.batch,
+                    o.seq_len, core.mesh.place(Axis::dp).size, core.options.micro_batches,
+                    t.batches->tokens_per_step()));
     announce_steps(t);
     log.line(planned_memory(t));
 }
@@ -450,9 +448,9 @@ void Trainer::begin_at(const std::optional<ResumePoint>& from, std::string& note
     const Manifest& m = start.resumed;
     if (const int nodes = mesh->grid().nodes(Axis::data); from && is_two_level(mesh->algorithm()) && m.nodes != nodes)
         note += format(
-            "%s--collectives %s on %d node%s, was on %lld: sums are rounded in another order, so bits differ "
+            "%s--collectives %s on %d node%s, was on %ld: sums are rounded in another order, so bits differ "
             "from here on",
-            note.empty() ? "" : "\n", name_of(mesh->algorithm()), nodes, nodes == 1 ? "" : "s", (long long)m.nodes);
+            note.empty() ? "" : "\n", name_of(mesh->algorithm()), nodes, nodes == 1 ? "" : "s", m.nodes);
     shard_sums = std::make_unique<ShardSums>(sources.files());
     if (!o.allow_data_change)
         if (const std::string changed = shard_sums->compare(m.shards, mesh->world(), process); !changed.empty())
@@ -494,12 +492,12 @@ void Trainer::open_log(const std::string& note) {
 void Trainer::check_reports() {
     const TrainOptions& o = options;
     require_request(o.check_replicas == 0 || has_replicas(*mesh, core->zero),
-                    "--check-replicas %lld: with %d ranks and --zero %lld no parameter is held twice, so there is "
+                    "--check-replicas %ld: with %d ranks and --zero %ld no parameter is held twice, so there is "
                     "nothing to compare\n"
                     "  leave it out, or hold copies: more ranks, --zero 0 to 2, or --shard-size",
-                    (long long)o.check_replicas, mesh->world().size, (long long)o.zero);
+                    o.check_replicas, mesh->world().size, o.zero);
     require_request(o.trace_steps == 0 || !o.out.empty(),
-                    "--trace-steps %lld writes trace.json into --out, which is empty", (long long)o.trace_steps);
+                    "--trace-steps %ld writes trace.json into --out, which is empty", o.trace_steps);
     make_evaluation(*this);
     check_snapshot_memory(o, process, core->zero);
 }
@@ -557,17 +555,16 @@ bool await_data(Trainer& t, int64_t step) {
         }
         if (first) {
             t.metrics->flush();
-            t.log->line(format("waiting  for data: step %lld reads %lld samples, %lld are written", (long long)step,
-                               (long long)end, (long long)t.written));
+            t.log->line(format("waiting  for data: step %ld reads %ld samples, %ld are written", step, end, t.written));
         }
         t.health.agree_on_stop();
         if (!t.health.end() && ranks[0].seconds > double(t.options.data_wait))
             t.health.end_saved(
                 kExitError,
-                format("%s: nothing came after the first %lld samples for %lld s, and dataset.json says that it is "
+                format("%s: nothing came after the first %ld samples for %ld s, and dataset.json says that it is "
                        "still being written\n"
                        "  give the command of prepare.py again to continue it, or raise --data-wait",
-                       t.options.data.c_str(), (long long)t.written, (long long)t.options.data_wait));
+                       t.options.data.c_str(), t.written, t.options.data_wait));
         if (t.health.end()) {
             const int64_t last = step - 1;
             if (last > t.start.resumed.step && !t.saves(last)) save_last(t, last, false);
@@ -578,7 +575,7 @@ bool await_data(Trainer& t, int64_t step) {
 }
 
 void begin_step(Trainer& t, int64_t step) {
-    nvtx_push(format("step %lld", (long long)step));
+    nvtx_push(format("step %ld", step));
     t.process.set_step(step);
     t.step = step;
     for (WireCheck* check : t.mesh->wire_checks()) check->begin_step();
@@ -612,7 +609,7 @@ static void check_replicas(Trainer& t, int64_t step) {
     const int64_t every = t.options.check_replicas;
     if (every == 0 || (step % every != 0 && !t.saves(step))) return;
     const std::string difference = compare_replicas(t.process, *t.mesh, t.core->device, stream, zero, t.core->table);
-    if (!difference.empty()) t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
+    if (!difference.empty()) t.health.end_with(kExitReplicas, format("step %ld: ", step) + difference);
 }
 
 // Checks the messages since the last comparison. A step that is saved is compared before.
@@ -622,8 +619,8 @@ static void check_wire(Trainer& t, int64_t step) {
     t.core->compute.synchronize();
     const std::string difference = wire_difference(t.process, t.core->compute, t.mesh->wire_checks());
     if (difference.empty()) return;
-    const std::string since = every == 1 ? "" : format("in the last %lld steps at most, ", (long long)every);
-    t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + since + difference);
+    const std::string since = every == 1 ? "" : format("in the last %ld steps at most, ", every);
+    t.health.end_with(kExitReplicas, format("step %ld: ", step) + since + difference);
 }
 
 // A micro-batch that is recorded again would be worth knowing; of the pieces, that they are replayed.
@@ -643,7 +640,7 @@ void end_step(Trainer& t, int64_t step) {
     tell_of_graphs(t);
     if (t.rechecks(step))
         if (const std::string difference = t.recheck->compare(); !difference.empty())
-            t.health.end_with(kExitReplicas, format("step %lld: ", (long long)step) + difference);
+            t.health.end_with(kExitReplicas, format("step %ld: ", step) + difference);
     t.metrics->end(step);
     report_damage(*t.shard_sums, t.health);
     check_replicas(t, step);

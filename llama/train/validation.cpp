@@ -74,11 +74,11 @@ static double loss_of_average(Trainer& t) {
 static void reach_target(Trainer& t, int64_t step, double loss) {
     const Manifest here = manifest_at(t, step);
     t.log->event(step,
-                 format("reached validation loss %.4f (--stop-at-val-loss %g) at step %lld: %lld tokens, %.1f s", loss,
-                        t.options.stop_at_val_loss, (long long)step, (long long)here.tokens, here.seconds),
+                 format("reached validation loss %.4f (--stop-at-val-loss %g) at step %ld: %ld tokens, %.1f s", loss,
+                        t.options.stop_at_val_loss, step, here.tokens, here.seconds),
                  "reached",
-                 format("{\"val_loss\":%.17g,\"target\":%.17g,\"tokens\":%lld,\"seconds\":%.3f}", loss,
-                        t.options.stop_at_val_loss, (long long)here.tokens, here.seconds));
+                 format("{\"val_loss\":%.17g,\"target\":%.17g,\"tokens\":%ld,\"seconds\":%.3f}", loss,
+                        t.options.stop_at_val_loss, here.tokens, here.seconds));
     t.options.steps = step;
 }
 
