@@ -70,7 +70,7 @@ TensorRun run_in(const StateArray& array, const OwnedRange& r, const ParamTable&
 
 // How far a rank is with a save. Ranks tell each other over the control plane, in agree(): one whose disk takes nothing
 // can still say so, and nobody waits for its part.
-enum class CheckpointWriter::Stage : int32_t {
+enum class CheckpointWriter::SavePhase : int32_t {
     writes,      // or waits for the folder
     wrote,       // its part is in the files
     failed,      // it will not be
@@ -86,7 +86,7 @@ struct CheckpointWriter::Job {
     Timer timer = {};
     SaveReport report = {};
     std::vector<uint64_t> hashes;  // of what this rank wrote; once rank 0 completes, of everything
-    std::atomic<Stage> stage = Stage::writes;
+    std::atomic<SavePhase> phase = SavePhase::writes;
     std::atomic<bool> cancelled = false;  // another rank has failed
     std::atomic<bool> busy = false;       // the thread is at work
     std::atomic<double> last = 0;         // when a call to the file system returned, on monotonic_clock()
@@ -303,10 +303,10 @@ void CheckpointWriter::save(Manifest manifest) {
     if (stuck_) {
         job_->report.error = format("rank %d: the file system still has not answered to the save of step %ld",
                                     process_.rank(), stuck_->report.step);
-        job_->stage = process_.alone() ? Stage::lost : Stage::failed;
+        job_->phase = process_.alone() ? SavePhase::lost : SavePhase::failed;
     } else {
         take_copy();
-        begin(*job_, &CheckpointWriter::write, process_.alone() ? Stage::lost : Stage::failed);
+        begin(*job_, &CheckpointWriter::write, process_.alone() ? SavePhase::lost : SavePhase::failed);
     }
     const double stall = all_in_background_ ? timer.seconds() : 0;
     if (!all_in_background_) settle();
@@ -314,7 +314,7 @@ void CheckpointWriter::save(Manifest manifest) {
 }
 
 // On a thread: where a file system hangs, the rank can still say so.
-void CheckpointWriter::begin(Job& job, void (CheckpointWriter::*work)(Job&), Stage without) try {
+void CheckpointWriter::begin(Job& job, void (CheckpointWriter::*work)(Job&), SavePhase without) try {
     if (Fibers::current()) return (this->*work)(job);
     if (thread_.joinable()) thread_.join();
     job.busy = true;
@@ -324,65 +324,65 @@ void CheckpointWriter::begin(Job& job, void (CheckpointWriter::*work)(Job&), Sta
             (this->*work)(job);
         } catch (const std::exception&) {
             job.report.error = "out of memory";  // no allocation
-            job.stage = without;
+            job.phase = without;
         }
         job.busy = false;
     });
 } catch (const std::system_error& error) {
     job.busy = false;
     job.report.error = format("rank %d: no thread: %s", process_.rank(), error.what());
-    job.stage = without;
+    job.phase = without;
 }
 
 // A failure is the save's. Nothing is thrown from here.
-CheckpointWriter::Stage CheckpointWriter::attempt(Job& job, Stage good, const std::function<void()>& body) try {
-    Stage stage = good;
+CheckpointWriter::SavePhase CheckpointWriter::attempt(Job& job, SavePhase good, const std::function<void()>& body) try {
+    SavePhase phase = good;
     std::string error;
     try {
         body();
     } catch (const Cancelled&) {
-        return Stage::failed;
+        return SavePhase::failed;
     } catch (const NotFinite& e) {
-        error = e.what(), stage = Stage::not_finite;
+        error = e.what(), phase = SavePhase::not_finite;
     } catch (const std::exception& e) {
-        error = e.what(), stage = Stage::failed;
+        error = e.what(), phase = SavePhase::failed;
     }
-    if (stage != good) job.report.error = format("rank %d: ", process_.rank()) + error;
-    return stage;
+    if (phase != good) job.report.error = format("rank %d: ", process_.rank()) + error;
+    return phase;
 } catch (const std::exception&) {  // not even for a message
     job.report.error = "out of memory";
-    return Stage::failed;
+    return SavePhase::failed;
 }
 
 // Writes a rank's share. If it is alone, nobody else is there to agree with.
 void CheckpointWriter::write(Job& job) {
-    Stage stage = attempt(job, Stage::wrote, [&] {
+    SavePhase phase = attempt(job, SavePhase::wrote, [&] {
         device_.make_current();
         makes() ? prepare(job) : await_folder(job);
         write_share(job);
     });
     if (options_.mirror) {  // also without a part of its own: others wait for it
-        const bool wrote = stage == Stage::wrote;
-        const Stage mirrored =
-            attempt(job, stage, [&] { options_.mirror(copy_.data(), wrote ? job.folder : std::string()); });
-        stage = wrote ? mirrored : stage;
+        const bool wrote = phase == SavePhase::wrote;
+        const SavePhase mirrored =
+            attempt(job, phase, [&] { options_.mirror(copy_.data(), wrote ? job.folder : std::string()); });
+        phase = wrote ? mirrored : phase;
     }
-    job.report.not_finite = stage == Stage::not_finite;
+    job.report.not_finite = phase == SavePhase::not_finite;
     if (process_.alone()) return conclude(job);
     job.report.write_seconds = job.timer.seconds();
-    job.stage = stage;
+    job.phase = phase;
 }
 
 // Rank 0 or the makers, once it is known what all have written: no half checkpoint stays.
 void CheckpointWriter::conclude(Job& job) {
-    if (job.report.error.empty()) attempt(job, Stage::saved, [&] { complete(job, job.hashes); });
+    if (job.report.error.empty()) attempt(job, SavePhase::saved, [&] { complete(job, job.hashes); });
     if (!job.report.error.empty()) {
         std::error_code none;
         fs::remove_all(job.folder + kUnready, none);
         fs::remove_all(job.folder, none);
     }
     job.report.write_seconds = job.timer.seconds();
-    job.stage = job.report.error.empty() ? Stage::saved : Stage::lost;
+    job.phase = job.report.error.empty() ? SavePhase::saved : SavePhase::lost;
 }
 
 // For a thread that does not come back the rank says itself that it has failed.
@@ -393,34 +393,34 @@ void CheckpointWriter::agree(bool late) {
         job.given_up = format("rank %d: the file system has not answered to the end of the save within %.0f s",
                               process_.rank(), options_.timeout_s);
     const bool gone = !job.given_up.empty(), speaks = makes() && job.told;
-    const Stage own = gone       ? (speaks || process_.alone() ? Stage::lost : Stage::failed)
-                      : job.told ? (speaks ? job.stage.load() : Stage::completes)
-                                 : job.stage.load();
-    const std::vector<Stage> all = process_.all_gather(own);
-    const auto has_failed = [](Stage s) { return s == Stage::failed || s == Stage::not_finite; };
+    const SavePhase own = gone       ? (speaks || process_.alone() ? SavePhase::lost : SavePhase::failed)
+                          : job.told ? (speaks ? job.phase.load() : SavePhase::completes)
+                                     : job.phase.load();
+    const std::vector<SavePhase> all = process_.all_gather(own);
+    const auto has_failed = [](SavePhase s) { return s == SavePhase::failed || s == SavePhase::not_finite; };
     const bool failed = std::any_of(all.begin(), all.end(), has_failed);
     if (failed) job.cancelled = true;
-    const auto says = [&](Stage s) {
+    const auto says = [&](SavePhase s) {
         return std::count_if(options_.makers.begin(), options_.makers.end(),
                              [&](int m) { return all[size_t(m)] == s; });
     };
-    const auto made = says(Stage::saved), makers = std::ssize(options_.makers);
-    if (made + says(Stage::lost) == makers) return end(made == makers);
-    if (job.told || std::count(all.begin(), all.end(), Stage::writes) > 0) return;
+    const auto made = says(SavePhase::saved), makers = std::ssize(options_.makers);
+    if (made + says(SavePhase::lost) == makers) return end(made == makers);
+    if (job.told || std::count(all.begin(), all.end(), SavePhase::writes) > 0) return;
     job.told = true;
     if (failed) {
         const std::vector<std::string> why = process_.gather_text(gone ? job.given_up : job.report.error);
         for (size_t r = 0; r < why.size(); ++r)
             if (!why[r].empty()) {
                 job.report.error = why[r];
-                job.report.not_finite = all[r] == Stage::not_finite;
+                job.report.not_finite = all[r] == SavePhase::not_finite;
                 break;
             }
     } else {
         job.hashes = process_.sums(job.hashes);
     }
-    job.stage = stuck_ ? Stage::lost : Stage::completes;
-    if (makes() && !gone && !stuck_) begin(job, &CheckpointWriter::conclude, Stage::lost);
+    job.phase = stuck_ ? SavePhase::lost : SavePhase::completes;
+    if (makes() && !gone && !stuck_) begin(job, &CheckpointWriter::conclude, SavePhase::lost);
 }
 
 void CheckpointWriter::write_share(Job& job) {

@@ -106,7 +106,7 @@ class CheckpointWriter {
 
    private:
     struct Job;
-    enum class Stage : int32_t;
+    enum class SavePhase : int32_t;
     struct PartFile {
         StateArray array;
         std::vector<TensorFile> files;
@@ -118,8 +118,8 @@ class CheckpointWriter {
     void plan();
     void reserve_copy();
     void take_copy();
-    void begin(Job& job, void (CheckpointWriter::*work)(Job&), Stage without);
-    Stage attempt(Job& job, Stage good, const std::function<void()>& body);
+    void begin(Job& job, void (CheckpointWriter::*work)(Job&), SavePhase without);
+    SavePhase attempt(Job& job, SavePhase good, const std::function<void()>& body);
     void write(Job& job);
     void prepare(Job& job);
     void await_folder(Job& job);

@@ -13,13 +13,13 @@ bool StepShape::in_turn() const {
            stages[0].last_unit == last_unit();
 }
 
-bool StepShape::has_room(int unit, const std::vector<bool>& held) const {
+bool StepShape::has_room(int unit, const std::vector<bool>& gathered) const {
     const int slots = shard.whole_units > 0 ? shard.whole_units : 1 + shard.prefetch;
     int same = 0, all = 0;
-    for (size_t u = 0; u < held.size(); ++u)
-        if (held[u]) ++all, same += unit_bytes[u] == unit_bytes[size_t(unit)];
+    for (size_t u = 0; u < gathered.size(); ++u)
+        if (gathered[u]) ++all, same += unit_bytes[u] == unit_bytes[size_t(unit)];
     if (!in_turn()) return same < slots;
-    const bool ends_meet = (unit == 0 && held.back()) || (unit == last_unit() && held.front());
+    const bool ends_meet = (unit == 0 && gathered.back()) || (unit == last_unit() && gathered.front());
     return all < slots && !ends_meet;
 }
 
@@ -127,7 +127,7 @@ namespace {
 class GatherPass {
    public:
     GatherPass(const std::vector<Instr>& code, const StepShape& shape)
-        : code_(code), shape_(shape), held_(size_t(shape.units())) {
+        : code_(code), shape_(shape), gathered_(size_t(shape.units())) {
         for (size_t at = 0; at < code.size(); ++at)
             if (code[at].computes()) compute_.push_back(at);
     }
@@ -141,8 +141,8 @@ class GatherPass {
             }
             const std::vector<int> now = reads(i, shape_);
             for (int u : now)
-                if (!held_[size_t(u)]) {
-                    require(shape_.has_room(u, held_), "unit %d can't be gathered for the %s: no slot is free", u,
+                if (!gathered_[size_t(u)]) {
+                    require(shape_.has_room(u, gathered_), "unit %d can't be gathered for the %s: no slot is free", u,
                             describe(i).c_str());
                     gather(u, i);
                 }
@@ -164,11 +164,11 @@ class GatherPass {
     }
     void gather(int unit, const Instr& user) {
         out_.push_back(about(Do::gather, unit, user));
-        held_[size_t(unit)] = true;
+        gathered_[size_t(unit)] = true;
     }
     void release(int unit, const Instr& user) {
         out_.push_back(about(Do::release, unit, user));
-        held_[size_t(unit)] = false;
+        gathered_[size_t(unit)] = false;
     }
     void prefetch(size_t k) {
         std::map<int, size_t> read_at;  // by unit, the last of the instructions looked at that reads it
@@ -184,8 +184,8 @@ class GatherPass {
                 read_at[u] = next;
                 if (seen) continue;
                 if (left-- == 0) return;
-                if (held_[size_t(u)]) continue;
-                if (!shape_.has_room(u, held_)) return;
+                if (gathered_[size_t(u)]) continue;
+                if (!shape_.has_room(u, gathered_)) return;
                 gather(u, user);
             }
         }
@@ -194,7 +194,7 @@ class GatherPass {
     const std::vector<Instr>& code_;
     const StepShape& shape_;
     std::vector<size_t> compute_;  // positions of the compute instructions
-    std::vector<bool> held_;       // by unit
+    std::vector<bool> gathered_;   // by unit
     std::vector<Instr> out_;
 };
 

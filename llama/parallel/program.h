@@ -122,8 +122,8 @@ struct StepShape {
     // One stage of all units, each used by itself: the first and the last share a slot (zero/unit_pool.h).
     bool in_turn() const;
     // True: a slot is free for the unit: those of its size can be whole at once as often as the policy says, and in
-    // turn no more of any size. `held`: by unit.
-    bool has_room(int unit, const std::vector<bool>& held) const;
+    // turn no more of any size. `gathered`: by unit.
+    bool has_room(int unit, const std::vector<bool>& gathered) const;
 };
 
 // An executor's input: a program, and the shape that it was made from and checked against.

@@ -12,7 +12,7 @@ namespace {
 class ProgramChecker {
    public:
     ProgramChecker(const Program& program, const StepShape& shape) : program_(program), shape_(shape) {
-        held_.resize(size_t(shape.units()));
+        gathered_.resize(size_t(shape.units()));
         for (size_t at = 0; at < program.code.size(); ++at)
             for (int u : writes(program.code[at], shape)) last_write_[{u, program.code[at].micro_batch}] = at;
     }
@@ -68,7 +68,7 @@ class ProgramChecker {
             return format("the stage has units %d to %d", stage->first_unit, stage->last_unit);
         if (shape_.shard.sharded_parameters)
             for (int u : reads(i, shape_))
-                if (!held_[size_t(u)]) return format("unit %d is not gathered", u);
+                if (!gathered_[size_t(u)]) return format("unit %d is not gathered", u);
         std::string why = i.what == Do::forward ? forward(i, *stage) : backward(i, *stage);
         for (int u : writes(i, shape_))
             if (why.empty()) why = add_gradients(u, i.micro_batch);
@@ -80,16 +80,16 @@ class ProgramChecker {
     std::string gather(const Instr& i) {
         if (!shape_.shard.sharded_parameters) return "parameters are whole: nothing is gathered";
         if (const std::string why = one_unit(i); !why.empty()) return why;
-        if (held_[size_t(i.first_unit)]) return "the unit is gathered already";
-        if (!shape_.has_room(i.first_unit, held_)) return "as many units are whole as can be at once";
-        held_[size_t(i.first_unit)] = true;
+        if (gathered_[size_t(i.first_unit)]) return "the unit is gathered already";
+        if (!shape_.has_room(i.first_unit, gathered_)) return "as many units are whole as can be at once";
+        gathered_[size_t(i.first_unit)] = true;
         return "";
     }
 
     std::string release(const Instr& i) {
         if (const std::string why = one_unit(i); !why.empty()) return why;
-        if (!held_[size_t(i.first_unit)]) return "the unit is not gathered";
-        held_[size_t(i.first_unit)] = false;
+        if (!gathered_[size_t(i.first_unit)]) return "the unit is not gathered";
+        gathered_[size_t(i.first_unit)] = false;
         return "";
     }
 
@@ -265,7 +265,7 @@ class ProgramChecker {
                 if (const std::string why = complete(stage, passes_[{stage.stage, m}]); !why.empty())
                     return format("stage %d, micro-batch %d: %s", stage.stage, m, why.c_str());
         for (int u = 0; u < shape_.units(); ++u)
-            if (held_[size_t(u)]) return format("unit %d is not released", u);
+            if (gathered_[size_t(u)]) return format("unit %d is not released", u);
         for (const auto& [unit, pending] : unreduced_)
             if (!pending.empty()) return format("the gradients of unit %d are not reduced", unit);
         return "";
@@ -324,7 +324,7 @@ class ProgramChecker {
     const Program& program_;
     const StepShape& shape_;
     size_t at_ = 0;
-    std::vector<bool> held_;                                      // by unit: gathered
+    std::vector<bool> gathered_;                                  // by unit
     std::map<std::pair<int, int>, Pass> passes_;                  // by stage and micro-batch
     std::map<std::pair<Do, int>, int> latest_;                    // by op and stage: micro-batch
     std::map<std::pair<int, int>, int> slot_user_, w_slot_user_;  // by stage and slot: micro-batch
