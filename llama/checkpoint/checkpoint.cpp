@@ -36,17 +36,18 @@ std::string path_of(StatePart part) { return std::string(stem_of(part)) + ".safe
 
 // ---- shares ---------------------------------------------------------------------------------------------------------
 
-static ElementRange share_of(const OwnedRange& r, const Zero& zero) {
-    const AxisRank holder = zero.ownership.shard_groups().replicate;
-    const std::vector<int64_t> cuts = even_offsets(r.elements.size(), holder.size, 256);
-    return {cuts[size_t(holder.rank)], cuts[size_t(holder.rank) + 1]};
+std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange& r) {
+    return even_offsets(r.elements.size(), zero.ownership.shard_groups().replicate.size, 256);
 }
 
 std::vector<OwnedRange> own_share(const Zero& zero) {
+    const size_t copy = size_t(zero.ownership.shard_groups().replicate.rank);
     std::vector<OwnedRange> share;
-    for (const OwnedRange& r : zero.optimizer.owned())
-        if (const ElementRange s = share_of(r, zero); s.size() > 0)
-            share.push_back(part_of(r, s.begin, s.size(), zero.options));
+    for (const OwnedRange& r : zero.optimizer.owned()) {
+        const std::vector<int64_t> offsets = share_offsets(zero, r);
+        const int64_t size = offsets[copy + 1] - offsets[copy];
+        if (size > 0) share.push_back(part_of(r, offsets[copy], size, zero.options));
+    }
     return share;
 }
 

@@ -174,6 +174,8 @@ std::string load_state(const std::string& folder, const Manifest& manifest, cons
 // Bytes on this rank of the copy that a save in the background writes from.
 int64_t copy_of_state_bytes(const Zero& zero);
 
+// Offsets of the shares of the ranks that own the very same range.
+std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange&);
 // The part of what this rank keeps that it alone writes, but for runs that another holder owns.
 std::vector<OwnedRange> own_share(const Zero& zero);
 

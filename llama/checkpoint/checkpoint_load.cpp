@@ -60,7 +60,7 @@ class PartReader {
         if (hash) hashes_[tensor] += sum_hash(out, first, old, e);
         require_finite(out, first, old, dtype_, file.path, t.name);
         if (old == count) return;
-        char* const rest = static_cast<char*>(out) + old * e;
+        char* const rest = at(out, old, dtype_);
         if (new_rows_)
             new_rows_->read(t, first + old, count - old, dtype_, rest);
         else
@@ -152,15 +152,10 @@ void read_share(PartReader& reader, const ParamTable& table, const OwnedRange& r
                            if (!same)
                                convert(stored.data(), reader.dtype(), converted.data(), to.dtype, run.count,
                                        table.tensors()[size_t(run.tensor)].name.c_str());
-                           stream.copy(static_cast<char*>(to.data) + run.local * size_of(to.dtype),
-                                       same ? stored.data() : converted.data(), run.count * size_of(to.dtype));
+                           stream.copy(at(to.data, run.local, to.dtype), same ? stored.data() : converted.data(),
+                                       run.count * size_of(to.dtype));
                            stream.synchronize();  // the buffers are filled again
                        });
-}
-
-// Offsets of the shares of the ranks that own the very same range.
-std::vector<int64_t> share_offsets(const Zero& zero, const OwnedRange& r) {
-    return even_offsets(r.elements.size(), zero.ownership.shard_groups().replicate.size, 256);
 }
 
 // Every rank that owns a range has the shares that the others have read. What the host keeps (offload) goes through
@@ -196,10 +191,9 @@ class ShareGather {
     int64_t tile_elements() const { return std::max<int64_t>(zero_.options.offload_tile, owners_.size()); }
     void gather(Stream& comm, void* all, DType dtype, const std::vector<int64_t>& shares) {
         const size_t ranks = size_t(owners_.size()), own = size_t(owners_.rank());
-        const auto at = [dtype](void* base, int64_t i) { return static_cast<char*>(base) + i * size_of(dtype); };
         if (!tile_)
-            return owners_.all_gather(comm,
-                                      {.out = all, .in = at(all, shares[own]), .offsets = shares, .dtype = dtype});
+            return owners_.all_gather(
+                comm, {.out = all, .in = at(all, shares[own], dtype), .offsets = shares, .dtype = dtype});
         const int64_t piece = tile_elements() / int64_t(ranks);
         int64_t longest = 0;
         for (size_t r = 0; r < ranks; ++r) longest = std::max(longest, shares[r + 1] - shares[r]);
@@ -208,12 +202,13 @@ class ShareGather {
             for (size_t r = 0; r < ranks; ++r)
                 offsets.push_back(offsets.back() + std::clamp<int64_t>(shares[r + 1] - shares[r] - done, 0, piece));
             const auto move = [&](size_t r, bool home) {
-                void *host = at(all, shares[r] + done), *here = at(tile_.data(), offsets[r]);
+                void *host = at(all, shares[r] + done, dtype), *here = at(tile_.data(), offsets[r], dtype);
                 comm.copy(home ? host : here, home ? here : host, (offsets[r + 1] - offsets[r]) * size_of(dtype));
             };
             move(own, false);
             owners_.all_gather(
-                comm, {.out = tile_.data(), .in = at(tile_.data(), offsets[own]), .offsets = offsets, .dtype = dtype});
+                comm,
+                {.out = tile_.data(), .in = at(tile_.data(), offsets[own], dtype), .offsets = offsets, .dtype = dtype});
             for (size_t r = 0; r < ranks; ++r)
                 if (r != own) move(r, true);
         }

@@ -43,7 +43,7 @@ static void write_share(const std::string& folder, const std::vector<TensorFile>
                 if (!run.owned || !files[i].holds(run.tensor)) return;
                 if (file.fd < 0) file.fd = again([&] { return ::open(file.path.c_str(), O_WRONLY | O_CLOEXEC); });
                 check(file.fd >= 0, "open");
-                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local_offset) * e,
+                compute.copy(staging.data(), at(r.param, run.local - r.local_offset, zero.options.param_dtype),
                              run.count * e);
                 compute.synchronize();
                 write_all(file.fd, files[i].offset(run.tensor) + run.first * e, staging.data(), run.count * e, path);

@@ -12,8 +12,7 @@ std::string find_not_finite(Process& process, Device device, Stream& compute, co
         Buffer staging = Buffer::host_for(device, kPiece * e, MemKind::workspace, "weights being checked");
         for (const OwnedRange& r : zero.optimizer.owned())
             table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), kPiece, [&](const TensorRun& run) {
-                compute.copy(staging.data(), static_cast<const char*>(r.param) + (run.local - r.local_offset) * e,
-                             run.count * e);
+                compute.copy(staging.data(), at(r.param, run.local - r.local_offset, dtype), run.count * e);
                 compute.synchronize();
                 require_finite(staging.data(), run.first, run.count, dtype, "the weights",
                                table.tensors()[size_t(run.tensor)].name);

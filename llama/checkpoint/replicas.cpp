@@ -60,7 +60,7 @@ static std::vector<uint64_t> hash_tensors(Device device, Stream& compute, Zero& 
         table.for_each_run(r.local_offset, r.local_offset + r.elements.size(), kCompared,
                            [&](const TensorRun& elements) {
                                const TensorRun run = run_in(array, r, table, elements);
-                               const char* here = static_cast<const char*>(r.*array.where) + run.local * e;
+                               const char* here = at(r.*array.where, run.local, array.dtype);
                                if (staging) compute.copy(staging.data(), here, run.count * e);
                                compute.synchronize();
                                if (staging) here = staging.as<char>();

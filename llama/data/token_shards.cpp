@@ -36,14 +36,7 @@ bool starts_with(const MappedFile& file, std::string_view magic) {
 }
 
 std::string replace_extension(const std::string& path, const char* from, const char* to) {
-    const size_t n = std::strlen(from);
-    if (path.size() < n || path.compare(path.size() - n, n, from) != 0) return {};
-    return path.substr(0, path.size() - n) + to;
-}
-
-bool file_exists(const std::string& path) {
-    struct stat st;
-    return !path.empty() && again([&] { return ::stat(path.c_str(), &st); }) == 0 && S_ISREG(st.st_mode);
+    return path.ends_with(from) ? path.substr(0, path.size() - std::strlen(from)) + to : "";
 }
 
 // Describes a file that is no shard of ours, for the message.
@@ -113,7 +106,7 @@ TokenShard::TokenShard(const std::string& path, bool raw16) : path_(path), file_
     const std::string index = replace_extension(path, ".bin", ".idx");
     if (starts_with(file_, kMegatronMagic)) {
         open_megatron(path);
-    } else if (file_exists(index) && starts_with(MappedFile(index), kMegatronMagic)) {
+    } else if (!index.empty() && is_file(index) && starts_with(MappedFile(index), kMegatronMagic)) {
         open_megatron(index);
     } else if (magic == kGpt2Magic || magic == kLlama3Magic) {
         open_llmc();
@@ -310,7 +303,7 @@ std::vector<TokenShard> open_shards(const std::vector<std::string>& paths, const
 
 Dataset load_dataset(const std::string& folder) {
     const std::string path = folder + "/dataset.json";
-    require(file_exists(path), "%s: not found; make a dataset with: python3 data_prep/prepare.py stdlib --out %s",
+    require(is_file(path), "%s: not found; make a dataset with: python3 data_prep/prepare.py stdlib --out %s",
             path.c_str(), folder.c_str());
     const Json json = read_json(path, kDatasetFile);
     const auto file = [&](const Json& value) {

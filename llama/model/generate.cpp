@@ -190,32 +190,23 @@ void Decoder::forward_chunk(const int32_t* tokens, int64_t count) {
     position_ += count;
 }
 
-// As Stage::embedding.
-void Decoder::embedding(int64_t count) {
-    const TensorShard vocab = table_.part_of(table_.head());
-    const DType out = tp_ ? tp_->wire() : dtype_;
-    void* rows = tp_ ? scratch_.whole : a_.resid;
-    embedding_forward(stream_, {.x = out == dtype_ ? rows : scratch_.dh,
-                                .table = parameters_.parameters(0),
-                                .tokens = tokens_,
-                                .N = count,
-                                .C = config_.dim,
-                                .V = vocab.rows,
-                                .dtype = dtype_,
-                                .first = vocab.first / config_.dim});
-    if (!tp_) return;
-    if (out != dtype_)
-        cast(stream_, {.out = rows, .x = scratch_.dh, .n = count * config_.dim, .out_dtype = out, .dtype = dtype_});
-    tp_->scatter(stream_, a_.resid, rows, count, config_.dim, dtype_);
-}
-
 void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
     const ModelConfig& c = config_;
-    const int64_t e = size_of(dtype_);
-    if (unit == 0) return embedding(count);
+    const TensorShard vocab = table_.part_of(table_.head());
+    if (unit == 0)
+        return embed(stream_,
+                     {.x = a_.resid,
+                      .table = parameters_.parameters(0),
+                      .tokens = tokens_,
+                      .N = count,
+                      .C = c.dim,
+                      .V = vocab.rows,
+                      .dtype = dtype_,
+                      .first = vocab.first / c.dim},
+                     scratch_, tp_);
     const void* previous_mid = unit > std::max(stage.first_unit, 1) ? a_.mid : nullptr;
     if (unit > int(c.layers)) return forward_head(count, previous_mid);
-    a_.qkv = static_cast<char*>(cache_[size_t(unit - 1)]) + position_ * part_.qkv_rows() * e;
+    a_.qkv = at(cache_[size_t(unit - 1)], position_ * part_.qkv_rows(), dtype_);
     block_.forward(stream_, {.B = 1, .T = count, .first_position = position_, .rotates = c.rotates(unit - 1)},
                    block_.weights(parameters_.parameters(unit)), a_, scratch_, previous_mid);
     if (unit == stage.last_unit)
@@ -231,10 +222,9 @@ void Decoder::forward_unit(int unit, const StageUnits& stage, int64_t count) {
 // The logits after the last of the tokens.
 void Decoder::forward_head(int64_t count, const void* previous_mid) {
     const ModelConfig& c = config_;
-    const int64_t e = size_of(dtype_);
     const TensorShard vocab = table_.part_of(table_.head());
     const auto parameters = [&](const Tensor& t) {
-        return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * e;
+        return at(parameters_.parameters(t.unit), table_.within(t), dtype_);
     };
     rmsnorm_forward(stream_, {.y = final_norm_,
                               .rstd = a_.rstd1,
@@ -248,8 +238,8 @@ void Decoder::forward_head(int64_t count, const void* previous_mid) {
                               .dtype = dtype_});
     const void* rows = final_norm_;
     if (tp_) tp_->gather(stream_, scratch_.whole, final_norm_, count, c.dim, dtype_), rows = scratch_.whole;
-    linear(stream_, logits_, static_cast<const char*>(rows) + (count - 1) * c.dim * e, parameters(table_.head()), 1,
-           c.dim, vocab.rows, dtype_);
+    linear(stream_, logits_, at(rows, (count - 1) * c.dim, dtype_), parameters(table_.head()), 1, c.dim, vocab.rows,
+           dtype_);
     cast(stream_, {.out = tp_ ? own_logits_ : logits32_,
                    .x = logits_,
                    .n = vocab.rows,

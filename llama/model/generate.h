@@ -46,7 +46,6 @@ class Decoder {
     struct Host;
     Decoder(const ModelConfig&, const ParamTable&, DType, Device, Stream&, ParameterSource&, int64_t max_positions,
             RankProgram, Mesh*, int head_rank, TensorParallel*);
-    void embedding(int64_t count);
     int64_t own_rows(int64_t count) const { return tp_ ? tp_->rows(count) : count; }
     void forward_chunk(const int32_t* tokens, int64_t count);
     void forward_unit(int unit, const StageUnits&, int64_t count);

@@ -274,20 +274,19 @@ void initialise_weights(const ParamTable& table, uint64_t seed, Stream& stream, 
                         const std::vector<MupFactors>& mup) {
     const DType dtype = zero.options.master_dtype;
     for (const OwnedRange& own : zero.optimizer.owned())
-        table.for_each_run(
-            own.local_offset, own.local_offset + own.elements.size(), INT64_MAX, [&](const TensorRun& run) {
-                const Tensor& t = table.tensors()[size_t(run.tensor)];
-                const double init = mup.empty() ? 1 : mup[size_t(run.tensor)].init;
-                random_normal(stream,
-                              {.x = static_cast<char*>(own.master) + (run.local - own.local_offset) * size_of(dtype),
-                               .n = run.count,
-                               .first = run.first,
-                               .seed = seed,
-                               .stream = uint64_t(run.tensor),
-                               .mean = t.init == Init::kOnes ? float(init) : 0.0f,
-                               .std = t.init == Init::kOnes ? 0.0f : float(init * t.init_std),
-                               .dtype = dtype});
-            });
+        table.for_each_run(own.local_offset, own.local_offset + own.elements.size(), INT64_MAX,
+                           [&](const TensorRun& run) {
+                               const Tensor& t = table.tensors()[size_t(run.tensor)];
+                               const double init = mup.empty() ? 1 : mup[size_t(run.tensor)].init;
+                               random_normal(stream, {.x = at(own.master, run.local - own.local_offset, dtype),
+                                                      .n = run.count,
+                                                      .first = run.first,
+                                                      .seed = seed,
+                                                      .stream = uint64_t(run.tensor),
+                                                      .mean = t.init == Init::kOnes ? float(init) : 0.0f,
+                                                      .std = t.init == Init::kOnes ? 0.0f : float(init * t.init_std),
+                                                      .dtype = dtype});
+                           });
     zero.optimizer.all_gather_updated();
     zero.optimizer.begin_average();
 }

@@ -304,7 +304,7 @@ void Stage::check(const DeviceBatch& b) const {
 // ---- passes ---------------------------------------------------------------------------------------------------------
 
 const char* Stage::parameters(const Tensor& t) {
-    return static_cast<const char*>(parameters_.parameters(t.unit)) + table_.within(t) * size_of(options_.dtype);
+    return at(parameters_.parameters(t.unit), table_.within(t), options_.dtype);
 }
 
 BlockWeights Stage::block_weights(int unit) {
@@ -318,7 +318,7 @@ void Stage::ready_weights() {
 }
 
 char* Stage::gradients(const Tensor& t) {
-    return static_cast<char*>(gradients_->gradients(t.unit)) + table_.within(t) * size_of(options_.grad_dtype);
+    return at(gradients_->gradients(t.unit), table_.within(t), options_.grad_dtype);
 }
 
 static BlockShape shape_of(const DeviceBatch& b, bool rotates) {
@@ -338,34 +338,31 @@ void Stage::graph_region(const GraphSet::Key& key, const std::function<void()>& 
     exchanges_between(nullptr);
 }
 
-// Each rank looks up its own part of the vocabulary: of the ranks' sums, all terms but one are zero.
-void Stage::embedding(const Slot& s, const DeviceBatch& b) {
-    TensorParallel* tp = options_.tp;
-    const DType out = tp ? tp->wire() : options_.dtype;
-    void* resid = s.blocks.front().resid;
-    void* rows = tp ? work_.scratch().whole : resid;
-    embedding_forward(stream_, {.x = out == options_.dtype ? rows : work_.scratch().dh,
-                                .table = parameters_.parameters(0),
-                                .tokens = b.tokens,
-                                .N = b.B * b.T,
-                                .C = config_.dim,
-                                .V = vocab_.rows,
-                                .dtype = options_.dtype,
-                                .first = vocab_.first / config_.dim});
+void embed(Stream& s, EmbeddingForward lookup, const BlockScratch& scratch, TensorParallel* tp) {
+    const DType out = tp ? tp->wire() : lookup.dtype;
+    void *const resid = lookup.x, *const rows = tp ? scratch.whole : resid;
+    lookup.x = out == lookup.dtype ? rows : scratch.dh;
+    embedding_forward(s, lookup);
     if (!tp) return;
-    if (out != options_.dtype)
-        cast(stream_, {.out = rows,
-                       .x = work_.scratch().dh,
-                       .n = b.B * b.T * config_.dim,
-                       .out_dtype = out,
-                       .dtype = options_.dtype});
-    tp->scatter(stream_, resid, rows, b.B * b.T, config_.dim, options_.dtype);
+    if (out != lookup.dtype)
+        cast(s, {.out = rows, .x = lookup.x, .n = lookup.N * lookup.C, .out_dtype = out, .dtype = lookup.dtype});
+    tp->scatter(s, resid, rows, lookup.N, lookup.C, lookup.dtype);
 }
 
 void Stage::forward(int unit, int slot, const DeviceBatch& b, const PassArgs& goal) {
     check(b);
     const Slot& s = slots_[size_t(slot)];
-    if (unit == 0) return embedding(s, b);
+    if (unit == 0)
+        return embed(stream_,
+                     {.x = s.blocks.front().resid,
+                      .table = parameters_.parameters(0),
+                      .tokens = b.tokens,
+                      .N = b.B * b.T,
+                      .C = config_.dim,
+                      .V = vocab_.rows,
+                      .dtype = options_.dtype,
+                      .first = vocab_.first / config_.dim},
+                     work_.scratch(), options_.tp);
     if (unit == model_last_) {
         final_norm(s, own_rows(b));
         if (goal.pass == Pass::loss || goal.pass == Pass::score) head(s, b, goal);
@@ -480,7 +477,7 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
                      {.best = goal.best + first, .own = all, .stats = work_.vocab_stats(), .N = rows, .parts = ranks});
     }
     if (!dw) return;
-    char* dx = static_cast<char*>(work_.scratch().dh) + first * C * size_of(partial);
+    char* dx = at(work_.scratch().dh, first * C, partial);
     linear_backward_input(stream_, dx, work_.logits(), w, rows, C, V, t, partial);
     linear_backward_weight(stream_, dw, work_.logits(), x, rows, C, V, t, options_.grad_dtype);
 }

@@ -173,7 +173,6 @@ class Stage {
     char* gradients(const Tensor&);
     void check(const DeviceBatch&) const;
     int64_t own_rows(const DeviceBatch& b) const { return options_.tp ? options_.tp->rows(b.B * b.T) : b.B * b.T; }
-    void embedding(const Slot&, const DeviceBatch&);
     void final_norm(const Slot&, int64_t rows);
     void head(const Slot&, const DeviceBatch&, const PassArgs&);
     void head_chunk(const char* x, const char* w, char* dw, int64_t first, int64_t rows, const DeviceBatch&,
@@ -210,5 +209,10 @@ Buffer make_window(const ModelConfig&, int64_t positions, Device, Stream&, const
 
 // Fills RoPE tables (positions, head_dim / 2) on a device; waits for the stream.
 void make_rope_tables(const ModelConfig&, int64_t positions, Device, Stream&, Buffer& cos_table, Buffer& sin_table);
+
+// Rows of the residual stream from the embedding, this rank's into lookup.x. Each rank of the tp axis looks up its own
+// part of the vocabulary: of the ranks' sums, all terms but one are zero.
+struct EmbeddingForward;
+void embed(Stream&, EmbeddingForward lookup, const BlockScratch&, TensorParallel*);
 
 }  // namespace rz

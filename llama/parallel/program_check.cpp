@@ -196,20 +196,19 @@ class ProgramChecker {
     // ---- slots
 
     std::string take_slot(const Instr& i) {
-        if (i.slot < 0 || i.slot >= slots(i.stage).forward)
-            return format("the stage has %d slots", slots(i.stage).forward);
-        const auto [user, free] = slot_user_.insert({{i.stage, i.slot}, i.micro_batch});
-        if (!free) return format("the slot still holds micro-batch %d", user->second);
-        pass(i).slot = i.slot;
-        return "";
+        return take(i, i.slot, slots(i.stage).forward, "", slot_user_, pass(i).slot);
     }
 
     std::string take_weight_slot(const Instr& i) {
-        if (i.w_slot < 0 || i.w_slot >= slots(i.stage).weight)
-            return format("the stage has %d weight slots", slots(i.stage).weight);
-        const auto [user, free] = w_slot_user_.insert({{i.stage, i.w_slot}, i.micro_batch});
-        if (!free) return format("the weight slot still holds micro-batch %d", user->second);
-        pass(i).w_slot = i.w_slot;
+        return take(i, i.w_slot, slots(i.stage).weight, "weight ", w_slot_user_, pass(i).w_slot);
+    }
+
+    std::string take(const Instr& i, int slot, int count, const char* kind, std::map<std::pair<int, int>, int>& users,
+                     int& taken) {
+        if (slot < 0 || slot >= count) return format("the stage has %d %sslots", count, kind);
+        const auto [user, free] = users.insert({{i.stage, slot}, i.micro_batch});
+        if (!free) return format("the %sslot still holds micro-batch %d", kind, user->second);
+        taken = slot;
         return "";
     }
 

@@ -187,7 +187,7 @@ void TensorParallel::share_magnitude(Stream& compute, Fp8Scale* scale, Fp8Scale*
 void TensorParallel::sum(Stream& compute, void* unit, const Replicated& r, DType dtype) {
     Stream& comm = mesh_.stream(Axis::tp);
     comm.wait(compute.record());
-    char* data = static_cast<char*>(unit) + r.begin * size_of(dtype);
+    char* data = at(unit, r.begin, dtype);
     if (r.ranks == size())
         mesh_.tp().all_reduce(
             comm, {.out = data, .in = data, .offsets = even_offsets(r.count, size()), .dtype = dtype, .wire = dtype});

@@ -133,6 +133,8 @@ CharClass char_class(uint32_t c) {
     return contains(kNumbers, kNumbersSize, c) ? CharClass::kNumber : CharClass::kOther;
 }
 
+bool is_python_space(uint32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); }
+
 Utf8Char next_char(std::string_view text, size_t at) {
     const auto byte = [&](size_t i) { return uint32_t(uint8_t(text[i])); };
     const uint32_t first = byte(at);

@@ -33,6 +33,7 @@ extern const int kCombiningSize;
 
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };  // \p{L}, \p{N}, \s (White_Space)
 CharClass char_class(uint32_t code_point);
+bool is_python_space(uint32_t code_point);  // as str.isspace(): White_Space, and the four separators of ASCII
 
 enum class Utf8 : uint8_t { kValid, kInvalid, kIncomplete };
 struct Utf8Char {

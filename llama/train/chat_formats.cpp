@@ -14,10 +14,10 @@ using Messages = std::span<const ChatMessage>;
 
 // ---- Python's words ----
 
-bool is_space(uint32_t c) { return unicode::char_class(c) == unicode::CharClass::kSpace || (c >= 0x1c && c <= 0x1f); }
 bool is_newline(uint32_t c) { return c == '\n'; }
 
-std::string strip(std::string_view text, bool (*what)(uint32_t) = is_space, bool left = true, bool right = true) {
+std::string strip(std::string_view text, bool (*what)(uint32_t) = unicode::is_python_space, bool left = true,
+                  bool right = true) {
     size_t begin = text.size(), end = 0;
     for (size_t at = 0; at < text.size();) {
         const unicode::Utf8Char c = unicode::next_char(text, at);
@@ -171,10 +171,10 @@ Text smollm3_instructions(const std::string& source) {
 Text smollm3(const Known& k, const Chat& c, Messages messages) {
     const std::string given = messages[0].role == "system" ? messages[0].content : "";
     const bool thinks = !has(given, "/no_think");
-    std::string system = strip(without(without(given, "/no_think"), "/think"), is_space, false);
+    std::string system = strip(without(without(given, "/no_think"), "/think"), unicode::is_python_space, false);
     std::string out = "<|im_start|>system\n";
     if (has(given, "/system_override")) {
-        out += strip(without(system, "/system_override"), is_space, false) + "<|im_end|>\n";
+        out += strip(without(system, "/system_override"), unicode::is_python_space, false) + "<|im_end|>\n";
     } else {
         if (system.empty()) {
             const Text own = thinks ? smollm3_instructions(c.source) : Text(k.system);

@@ -15,15 +15,12 @@ namespace {
 
 constexpr int64_t kMaxCount = int64_t(1) << 48;
 
-// Python's str.isspace(): White_Space, and the four separators of ASCII.
-bool is_space(uint32_t c) { return (c >= 0x1c && c <= 0x1f) || unicode::char_class(c) == unicode::CharClass::kSpace; }
-
 size_t length_without_trailing_space(const std::string& text) {
     size_t end = 0;
     for (size_t at = 0; at < text.size();) {
         const unicode::Utf8Char c = unicode::next_char(text, at);
         at += size_t(c.bytes);
-        if (!is_space(c.code_point)) end = at;
+        if (!unicode::is_python_space(c.code_point)) end = at;
     }
     return end;
 }
