@@ -4,10 +4,8 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <iostream>
-#include <string>
 
 #include "kernels/runtime/check.h"
 

@@ -1,7 +1,6 @@
 #include "llama/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 

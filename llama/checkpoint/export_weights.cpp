@@ -3,9 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
-#include <functional>
 #include <memory>
 
 #include "llama/base/atomic_file.h"

@@ -1,7 +1,6 @@
 #include "llama/data/mix.h"
 
 #include <algorithm>
-#include <cmath>
 #include <numeric>
 
 #include "kernels/runtime/request.h"

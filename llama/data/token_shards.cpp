@@ -1,12 +1,10 @@
 #include "llama/data/token_shards.h"
 
 #include <glob.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <bit>
-#include <cerrno>
 #include <cstring>
 #include <set>
 

@@ -1,7 +1,6 @@
 #include "llama/model/config.h"
 
 #include <algorithm>
-#include <cmath>
 
 #include "kernels/attention/attention.h"
 #include "kernels/runtime/request.h"

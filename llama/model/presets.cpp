@@ -1,6 +1,5 @@
 #include "llama/model/presets.h"
 
-#include <algorithm>
 #include <vector>
 
 #include "kernels/runtime/request.h"

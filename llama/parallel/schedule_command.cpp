@@ -4,10 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"

@@ -1,7 +1,5 @@
 #include "llama/parallel/tensor_parallel.h"
 
-#include <algorithm>
-
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
 #include "kernels/fp8/fold_scales.h"

@@ -1,7 +1,5 @@
 #include "llama/report/html.h"
 
-#include <algorithm>
-
 #include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 

@@ -1,7 +1,5 @@
 // Settings that a run tells MLPerf's checker before it is timed (llama/report/mlperf_log.h).
 
-#include <algorithm>
-
 #include "comm/host.h"
 #include "llama/base/json.h"
 #include "llama/train/run_config.h"

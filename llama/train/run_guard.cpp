@@ -1,7 +1,6 @@
 #include "llama/train/run_guard.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 
 #include "comm/watch.h"
