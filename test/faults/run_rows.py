@@ -7,11 +7,11 @@ Prints the rows of metrics.jsonl and stats.jsonl, TensorBoard's scalars and the 
 (seconds, bytes, rates) and joined over the starts of the run. --without leaves out more keys of metrics.jsonl.
 """
 
-import glob
 import json
 import pathlib
 import struct
 import sys
+import zlib
 
 MEASURED = set(
     "seconds time phases steps_per_second tokens_per_second flops memory_bytes "
@@ -54,6 +54,7 @@ def fields(message):
         if tag & 7 == 0:
             yield tag >> 3, varint()
             continue
+        assert tag & 7 in (1, 2, 5), tag
         size = {1: 8, 5: 4}.get(tag & 7) or varint()
         yield tag >> 3, message[at : at + size]
         at += size
@@ -79,20 +80,36 @@ def tensorboard(folder):
     return found
 
 
+def records(path, cut=False):
+    """The messages of a file for W&B, each in one or more parts of its blocks. cut: its run may have been killed."""
+    data, head = path.read_bytes(), struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
+    assert data[:7] == head or cut and head.startswith(data)
+    at, parts = 7, None  # the record's bytes so far: none, or its first part, which may be empty
+    while at < len(data):
+        room = 32768 - at % 32768
+        if room < 7:
+            assert not any(data[at : at + room])
+            at += room
+            continue
+        crc, length, kind = struct.unpack("<IHB", data[at : at + 7].ljust(7, b"\0"))
+        if cut and at + 7 + length > len(data):
+            return
+        body = data[at + 7 : at + 7 + length]
+        assert zlib.crc32(bytes([kind]) + body) == crc and length + 7 <= room
+        at += 7 + length
+        assert (kind in (1, 2)) == (parts is None), "a part without its beginning"
+        parts = (parts or b"") + body
+        if kind in (1, 4):
+            yield parts
+            parts = None
+    assert cut or parts is None
+
+
 def wandb(folder):
     """{(step, key): JSON} over the files of all starts; of one that was logged again the later."""
     found = {}
-    for path in sorted(glob.glob(f"{folder}/wandb/offline-run-*/run-*.wandb")):
-        data, at, record = pathlib.Path(path).read_bytes(), 7, b""
-        while at + 7 <= len(data):
-            if 32768 - at % 32768 < 7:
-                at += 32768 - at % 32768
-                continue
-            _, size, kind = struct.unpack_from("<IHB", data, at)
-            record = (b"" if kind in (1, 2) else record) + data[at + 7 : at + 7 + size]
-            at += 7 + size
-            if kind not in (1, 4):
-                continue
+    for path in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+        for record in records(path, cut=True):
             for number, history in fields(record):
                 if number != 2:
                     continue

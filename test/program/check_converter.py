@@ -6,15 +6,13 @@
 
 MODEL is a folder with Llama 2's kind of tokenizer; its weights are tried under each kind of RoPE scaling and under Mistral's name.
 Compared: the names, types and bits of all tensors, the shape and RoPE of the model, tokens (the converter gives all of them one
-score). Ends with "N passed, N failed".
+score). Ends with counts.
 """
 
-import os
-import subprocess
 import sys
-import tempfile
 
 import numpy
+from checks import arguments, end, expect, holds, run, work
 from gguf import GGUFReader
 from rope_kinds import KINDS, scaled
 
@@ -65,36 +63,18 @@ def compare(ours, theirs):
     assert scaling <= said.keys(), f"the converter says more of RoPE: {scaling - said.keys()}"
 
 
-def main(program, converter, model):
-    passed = failed = 0
-    cases = [(kind, scaling, {}) for kind, scaling in KINDS.items()]
-    cases.append(
-        ("Mistral", None, dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None))
-    )
-    with tempfile.TemporaryDirectory() as work:
-        for kind, scaling, more in cases:
-            folder, exported = os.path.join(work, kind), os.path.join(work, kind + " exported")
-            scaled(model, folder, scaling, **more)
-            files = [os.path.join(work, f"{kind} by {who}.gguf") for who in ("us", "them")]
-            commands = [
-                [program, "export", "--from", folder, "--to", exported],
-                [program, "export", "--from", folder, "--to", files[0], "--format", "gguf", "--dtype", "fp32"],
-                [sys.executable, converter, exported, "--outfile", files[1], "--outtype", "f32"],
-            ]
-            try:
-                for command in commands:
-                    subprocess.run(command, check=True, capture_output=True, text=True)
-                compare(*map(GGUFReader, files))
-                passed += 1
-            except subprocess.CalledProcessError as e:
-                print(f"FAILED: {kind}: {e.stderr[-2000:]}")
-                failed += 1
-            except AssertionError as e:
-                print(f"FAILED: {kind}: {e!r}")
-                failed += 1
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(*sys.argv[1:]))
+program, converter, model = arguments
+MISTRAL = dict(architectures=["MistralForCausalLM"], model_type="mistral", sliding_window=None)
+for kind, scaling, more in [*((kind, scaling, {}) for kind, scaling in KINDS.items()), ("Mistral", None, MISTRAL)]:
+    folder, exported = work / kind, work / f"{kind} exported"
+    ours, theirs = work / f"{kind} by us.gguf", work / f"{kind} by them.gguf"
+    scaled(model, folder, scaling, **more)
+    for command in (
+        [program, "export", "--from", folder, "--to", exported],
+        [program, "export", "--from", folder, "--to", ours, "--format", "gguf", "--dtype", "fp32"],
+        [sys.executable, converter, exported, "--outfile", theirs, "--outtype", "f32"],
+    ):
+        expect(f"{kind}: {command[1]}", run(command))
+    with holds(f"{kind}: the same"):
+        compare(GGUFReader(ours), GGUFReader(theirs))
+end()

@@ -5,17 +5,14 @@
     test/program/check_gguf.py ./train_llama FOLDER...        folders as transformers or train_llama saves them
 
 For each folder and each of F32, F16 and BF16: every tensor (q and k in llama.cpp's order), the metadata, and the tokenizer:
-tokens, kinds, merges or scores, special ids. Ends with "N passed, N failed".
+tokens, kinds, merges or scores, special ids. Ends with counts.
 """
 
 import json
-import os
-import struct
-import subprocess
-import sys
-import tempfile
+import pathlib
 
 import numpy
+from checks import arguments, dies, end, expect, holds, run, tensors, work
 from gguf import MODEL_ARCH_NAMES, GGUFReader, TokenType, get_tensor_name_map
 from gguf.quants import dequantize
 
@@ -28,21 +25,14 @@ DTYPES = {"fp32": ("F32", 0), "fp16": ("F16", 1), "bf16": ("BF16", 32)}
 
 
 def stored(folder):
-    with open(os.path.join(folder, "model.safetensors"), "rb") as f:
-        data = f.read()
-    size = struct.unpack("<Q", data[:8])[0]
-    tensors = {}
-    for name, entry in json.loads(data[8 : 8 + size]).items():
-        if name == "__metadata__":
-            continue
-        begin, end = (8 + size + at for at in entry["data_offsets"])
-        raw = data[begin:end]
-        if entry["dtype"] == "BF16":
+    found = {}
+    for name, (kind, shape, raw) in tensors(folder / "model.safetensors").items():
+        if kind == "BF16":
             values = (numpy.frombuffer(raw, "<u2").astype("<u4") << 16).view("<f4")
         else:
-            values = numpy.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[entry["dtype"]]).astype("f4")
-        tensors[name] = values.reshape(entry["shape"])
-    return tensors
+            values = numpy.frombuffer(raw, {"F32": "<f4", "F16": "<f2"}[kind]).astype("f4")
+        found[name] = values.reshape(shape)
+    return found
 
 
 def new_names(names, architecture, layers):
@@ -132,12 +122,11 @@ def check_frequencies(factors, config, rope):
 
 
 def check_tokenizer(reader, folder, config):
-    path = os.path.join(folder, "tokenizer.json")
-    if not os.path.exists(path):
+    path = folder / "tokenizer.json"
+    if not path.exists():
         assert reader.get_field("tokenizer.ggml.model") is None
         return
-    with open(path) as f:
-        tokenizer = json.load(f)
+    tokenizer = json.loads(path.read_text())
     model, added = tokenizer["model"], {t["content"]: t for t in tokenizer["added_tokens"]}
     fallback = bool(model.get("byte_fallback"))
     assert value(reader, "tokenizer.ggml.model") == ("llama" if fallback else "gpt2")
@@ -173,44 +162,24 @@ def check_tokenizer(reader, folder, config):
     assert value(reader, "tokenizer.ggml.add_bos_token") == ("SpecialToken" in template)
 
 
-def main():
-    program, *folders = sys.argv[1:]
-    passed, failed = 0, 0
-    with tempfile.TemporaryDirectory() as work:
-        for folder in folders:
-            with open(os.path.join(folder, "config.json")) as f:
-                config = json.load(f)
-            architecture = ARCHITECTURES.get(config["model_type"], "llama")
-            refusal = NOT_IN_LLAMA_CPP.get(
-                "window" if config.get("sliding_window") and config["model_type"] == "mistral" else config["model_type"]
-            )
-            rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
-            for dtype in DTYPES:
-                path = os.path.join(work, "model.gguf")
-                command = [program, "export", "--from", folder, "--to", path, "--format", "gguf", "--dtype", dtype]
-                try:
-                    export = subprocess.run(
-                        [*command, "--overwrite"], capture_output=True, text=True, check=not refusal
-                    )
-                    if refusal:
-                        assert export.returncode and refusal in export.stderr, export
-                        passed += 1
-                        continue
-                    reader = GGUFReader(path)
-                    assert value(reader, "general.file_type") == DTYPES[dtype][1]
-                    check_model(reader, architecture, config, rope)
-                    check_tensors(reader, architecture, folder, config, rope, dtype)
-                    check_tokenizer(reader, folder, config)
-                    passed += 1
-                except subprocess.CalledProcessError as e:
-                    print(f"FAILED: {folder} in {dtype}: {e.stderr}")
-                    failed += 1
-                except AssertionError as e:
-                    print(f"FAILED: {folder} in {dtype}: {e!r}")
-                    failed += 1
-    print(f"{passed} passed, {failed} failed")
-    return failed > 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+program, *folders = arguments
+for folder in map(pathlib.Path, folders):
+    config = json.loads((folder / "config.json").read_text())
+    architecture = ARCHITECTURES.get(config["model_type"], "llama")
+    windowed = config.get("sliding_window") and config["model_type"] == "mistral"
+    refusal = NOT_IN_LLAMA_CPP.get("window" if windowed else config["model_type"])
+    rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    for dtype in DTYPES:
+        what, path = f"{folder.name} in {dtype}", work / "model.gguf"
+        export = run([program, "export", "--from", folder, "--to", path, "--dtype", dtype], "--format gguf --overwrite")
+        if refusal:
+            expect(what, export, dies, refusal)
+            continue
+        expect(what, export)
+        with holds(f"{what}: metadata, tensors and tokenizer"):
+            reader = GGUFReader(path)
+            assert value(reader, "general.file_type") == DTYPES[dtype][1]
+            check_model(reader, architecture, config, rope)
+            check_tensors(reader, architecture, folder, config, rope, dtype)
+            check_tokenizer(reader, folder, config)
+end()

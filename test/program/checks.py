@@ -24,6 +24,9 @@ import time
 import traceback
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(f"{ROOT}/test/faults")
+import run_rows  # noqa: E402
+
 work = pathlib.Path(tempfile.mkdtemp())
 atexit.register(shutil.rmtree, work, ignore_errors=True)
 signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
@@ -301,6 +304,20 @@ def load(*path):
     return json.loads(work.joinpath(*path).read_text())
 
 
+def tensors(file):
+    """{name: (type, shape, bytes)} of a safetensors file."""
+    data = (work / file).read_bytes()
+    (size,) = struct.unpack_from("<Q", data)
+    head, body = json.loads(data[8 : 8 + size]), data[8 + size :]
+    head.pop("__metadata__", None)
+    return {name: (of["dtype"], of["shape"], body[slice(*of["data_offsets"])]) for name, of in head.items()}
+
+
+def same_rows(what, out, other):
+    """Every row of metrics, statistics, TensorBoard and W&B."""
+    equal(f"{what}: the rows of {other}", *(run_rows.text(work / name) for name in (out, other)))
+
+
 def rows(out, key="loss", name="metrics.jsonl"):
     """The rows of a run's metrics that have a key."""
     file = work / out / name
@@ -457,6 +474,12 @@ def edit(file, pattern, text):
     """Replaces a pattern in a file."""
     path = work / file
     path.write_text(re.sub(pattern, text, path.read_text()))
+
+
+def change(file, **fields):
+    """Sets fields of a JSON object in a file."""
+    path = work / file
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
 
 
 def remove(*paths):

@@ -1,7 +1,7 @@
 """A model folder under each kind of RoPE scaling, for the scripts that compare with llama.cpp."""
 
 import json
-import os
+import pathlib
 import shutil
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
@@ -25,11 +25,7 @@ KINDS = {
 
 def scaled(model, folder, scaling, **more):
     """Copies the model; `more` goes into its config.json too."""
-    shutil.copytree(model, folder)
-    path = os.path.join(folder, "config.json")
-    with open(path) as f:
-        config = json.load(f)
+    path = pathlib.Path(shutil.copytree(model, folder)) / "config.json"
+    config = json.loads(path.read_text())
     config.pop("rope_parameters", None)
-    config.update(rope_scaling=scaling, rope_theta=10000.0, **more)
-    with open(path, "w") as f:
-        json.dump(config, f)
+    path.write_text(json.dumps({**config, "rope_scaling": scaling, "rope_theta": 10000.0, **more}))

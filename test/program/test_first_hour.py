@@ -12,7 +12,7 @@ import struct
 import subprocess
 
 from checks import ROOT, Table, arguments, check, copy, dies, edit, end, equal, expect, has_mpi, holds, load, remove
-from checks import rows, run, same_file, skip, split, text_data, work
+from checks import rows, run, same_file, skip, split, tensors, text_data, work
 
 program = arguments[0]
 mpi = has_mpi(program)
@@ -45,10 +45,7 @@ def rates(out):
 
 def vectors(file, name):
     """Rows of a tensor of 32 columns."""
-    data = (work / f"{file}.safetensors").read_bytes()
-    (size,) = struct.unpack_from("<Q", data)
-    begin, end = (8 + size + at for at in json.loads(data[8 : 8 + size])[name]["data_offsets"])
-    return list(struct.iter_unpack("<32f", data[begin:end]))
+    return list(struct.iter_unpack("<32f", tensors(f"{file}.safetensors")[name][2]))
 
 
 def memory(table, row):

@@ -6,13 +6,12 @@ for longer than the deadline, a disk that is slower than it. And ranks without M
 """
 
 import os
-import pathlib
 import signal
 import subprocess
 import time
 
-from checks import Run, Table, arguments, check, cut, edit, end, equal, expect, has_mpi, load, no_memory_left, run, skip
-from checks import same_weights, text_data, until, work
+from checks import Run, Table, arguments, check, cut, edit, end, equal, expect, has_mpi, load, no_memory_left, ranks_of
+from checks import run, same_rows, same_weights, skip, text_data, until, work
 
 SIMT = arguments[0]
 if not has_mpi(SIMT):
@@ -175,38 +174,25 @@ simt(f"""
 """)
 
 
-def ranks_of(job):
-    """The processes of a job's ranks."""
-    found = {}
-    for pid in subprocess.run(["pgrep", "-P", str(job)], capture_output=True, text=True).stdout.split():
-        try:
-            variables = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        except OSError:
-            continue  # it has ended
-        found.update((int(v.split(b"=")[1]), int(pid)) for v in variables if v.startswith(b"RINGZERO_RANK="))
-    return found
-
-
 def survive(name, number, victim, flags):
     """A rank dies, or stops: the others abort their communicators and keep their process. The bits of the run that nothing happens to."""
     flags = f"--device cuda --zero 3 --steps 16 --timeout 20 --ranks 4 --max-restarts 5 --snapshot-every 3 {flags}"
     env = {"SIMT_DEVICES": 4}
     run([SIMT], TOY, flags, "--out", work / f"undisturbed_{name}", env=env)
     job = Run([SIMT], TOY, flags, "--out", work / name, fault="step:*:9:sleep=2", env=env, limit=120)
-    if not job.until("^step +8/") or not until(lambda: len(ranks_of(job.pid)) == 4):
+    if not job.until("^step +8/") or not until(lambda: len(ranks_of(job)) == 4):
         check(f"{name}: four ranks at step 8", False, f"exit code {job.wait().code}\n{job.text}")
         return job
-    before = ranks_of(job.pid)
+    before = ranks_of(job)
     os.kill(before[victim], number)
     job.until("^resumed")
-    after = ranks_of(job.pid)
+    after = ranks_of(job)
     expect(name, job.wait(), says="^resumed  the snapshot ")
     kept = sorted(rank for rank, pid in after.items() if before[rank] == pid)
     if name != "lost_window":  # queued copies find none any more: a fault, which a process keeps
         equal(f"{name}: the others keep their process", kept, [rank for rank in range(4) if rank != victim])
     same_weights(name, name, f"undisturbed_{name}")
-    written = [run("test/faults/run_rows.py", work / out).text for out in (name, f"undisturbed_{name}")]
-    equal(f"{name}: the undisturbed run's rows", *written)
+    same_rows(name, name, f"undisturbed_{name}")
     return job
 
 

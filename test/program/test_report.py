@@ -8,12 +8,11 @@ import collections
 import json
 import math
 import re
-import struct
-import zlib
 from xml.etree import ElementTree
 
 from checks import Table, arguments, check, dies, end, equal, expect, has_mpi, holds, load, rows, run, same_file, skip
 from checks import text_data, work
+from run_rows import fields, records
 
 program, report = arguments
 DATA = f"--data {text_data('200K')} --device cpu --preset bytes --seq-len 32"
@@ -181,50 +180,7 @@ else:
     skip("statistics at other layouts: no MPI here")
 
 
-# ---- W&B: read by the standard library, zlib and the wire format ----
-def records(path):
-    data = path.read_bytes()
-    assert data[:7] == struct.pack("<4sHB", b":W&B", 0xBEE1, 0)
-    at, parts = 7, None  # the record's bytes so far: none, or its first part, which may be empty
-    while at < len(data):
-        room = 32768 - at % 32768
-        if room < 7:
-            assert data[at : at + room] == bytes(room)
-            at += room
-            continue
-        crc, length, kind = struct.unpack_from("<IHB", data, at)
-        body = data[at + 7 : at + 7 + length]
-        assert zlib.crc32(bytes([kind]) + body) == crc and length + 7 <= room
-        at += 7 + length
-        assert (kind in (1, 2)) == (parts is None), "a part without its beginning"
-        parts = (parts or b"") + body
-        if kind in (1, 4):
-            yield fields(parts)
-            parts = None
-    assert parts is None
-
-
-def varint(data, at):
-    value = shift = 0
-    while True:
-        value |= (data[at] & 127) << shift
-        at, shift = at + 1, shift + 7
-        if data[at - 1] < 128:
-            return value, at
-
-
-def fields(data):
-    found, at = [], 0
-    while at < len(data):
-        tag, at = varint(data, at)
-        value, at = varint(data, at)
-        if tag & 7:
-            assert tag & 7 == 2, tag
-            value, at = data[at : at + value], at + value
-        found.append((tag >> 3, value))
-    return found
-
-
+# ---- W&B: read by the standard library, zlib and the wire format (test/faults/run_rows.py) ----
 def settings(items):
     """Items of a name and a value in JSON."""
     found = (dict(fields(item)) for item in items)
@@ -237,7 +193,7 @@ def files(out):
 
 with holds("the file for W&B: header, run, rows, summary, exit"):
     (path,) = files("first")
-    found = [dict(r) for r in records(path)]
+    found = [dict(fields(r)) for r in records(path)]
     assert [r[1] for r in found] == list(range(1, len(found) + 1))
     kinds = [next(k for k in r if k != 1) for r in found]
     assert kinds[:2] == [21, 17] and kinds[-2:] == [3, 18] and set(kinds[2:-2]) == {2}, kinds
@@ -265,11 +221,7 @@ with holds("a file of several blocks is read to its end"):
 # ---- TensorBoard ----
 with holds("TensorBoard has the settings and the extras"):
     (path,) = (work / "first").glob("events.out.tfevents.*")
-    data, at, events = path.read_bytes(), 0, b""
-    while at < len(data):
-        (n,) = struct.unpack_from("<Q", data, at)
-        events += data[at + 12 : at + 12 + n]
-        at += 12 + n + 4
+    events = path.read_bytes()
     tags = "train/loss", "val/bits_per_byte", "memory/peak_bytes", "speed/steps_per_second", "settings", "| batch | 4 |"
     missing = [tag for tag in tags if tag.encode() not in events]
     assert not missing, missing

@@ -11,7 +11,7 @@ import zlib
 
 import checks
 from checks import ROOT, Table, arguments, check, cut, end, equal, expect, flip_bit, has_mpi, load, remove, rows
-from checks import run, skip, text_data, weights, work
+from checks import run, skip, tensors, text_data, weights, work
 
 program = arguments[0]
 MODEL = "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu"
@@ -138,14 +138,6 @@ def damage():
         hurt    1 --resume auto | there | weights of whole | says m.safetensors: tensor model. | says {short}
     """)
     check("left-overs are gone", not (folder / ".tmp-step_000000011-dead").exists())
-
-
-def tensors(path):
-    data = path.read_bytes()
-    (size,) = struct.unpack("<Q", data[:8])
-    head = json.loads(data[8 : 8 + size])
-    head.pop("__metadata__", None)
-    return {k: (v["dtype"], v["shape"], data[8 + size :][slice(*v["data_offsets"])]) for k, v in head.items()}
 
 
 def export():

@@ -13,7 +13,7 @@ import subprocess
 import time
 
 from checks import Run, Table, arguments, check, dies, end, equal, expect, flip_bit, has_mpi, load, ranks_of, run
-from checks import same_weights, skip, text_data, work
+from checks import same_rows, same_weights, skip, text_data, work
 
 program, *full = arguments
 TRAIN = f"""--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 --seq-len 32
@@ -27,10 +27,6 @@ def train(out, start, flags, **more):
     return run(start, TRAIN, flags, ["--out", work / out], limit=120, **more)
 
 
-def rows_of(out):
-    return subprocess.run(["test/faults/run_rows.py", work / out], capture_output=True, text=True).stdout
-
-
 def as_undisturbed(what, job, out, like="undisturbed", most=3):
     """Few steps are lost at each restart; the weights and rows of the run that nothing happened to; nothing is left in memory."""
     lost, at = [], 0
@@ -39,7 +35,7 @@ def as_undisturbed(what, job, out, like="undisturbed", most=3):
         at = int(step or source)
     check(f"{what}: at most {most} steps are lost", max(lost, default=0) <= most, f"{lost}\n{job.text}")
     same_weights(f"{what} and {like}", out, like)
-    check("  the same rows", rows_of(out) == rows_of(like) != "", rows_of(out))
+    same_rows(what, out, like)
     folders = set(re.findall(r"/dev/shm/ringzero-restart-[A-Za-z0-9]+", job.text))
     check("  nothing is left in memory", not [f for f in folders if os.path.exists(f)], folders)
 
