@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Every refusal in one table, test/program/refusals.txt: wrong flags, wrong files, and flags that do not go together.
 
-    test/program/test_refusals.py ./train_llama              each row's exit code and text; ends with "N passed, N failed"
+    test/program/test_refusals.py ./train_llama              each row's exit code and text; ends with counts
     test/program/test_refusals.py ./train_llama --write      writes what is said now into the table, to be read in git diff
 
 A row is a command with its exit code, and the text that follows "train_llama: ". $ stands for SMALL, {N} in a text for a
@@ -9,103 +9,94 @@ number of this machine. Commands run in a folder with the files of make_files().
 type on their first day, each with its exit code and some of its words.
 """
 
-import argparse
 import concurrent.futures
 import itertools
-import json
 import os
+import pathlib
 import re
 import shlex
 import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 
-ROOT = os.path.realpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-TABLE = os.path.join(ROOT, "test", "program", "refusals.txt")
-FIRST_DAY = os.path.join(ROOT, "test", "program", "first_day.txt")
+from checks import ROOT, arguments, change, check, edit, end, has_mpi, work
+
+TABLE, FIRST_DAY = ROOT / "test/program/refusals.txt", ROOT / "test/program/first_day.txt"
 SMALL = (
     "--data data --dim 32 --layers 1 --heads 2 --kv-heads 1 --head-dim 16 --ffn 32 --batch 2 --seq-len 32 --threads 1"
 )
 
 
+def shard(magic=20240520, version=1, ids=(5,) * 200, claim=None, order="<"):
+    count = len(ids) if claim is None else claim
+    return struct.pack(order + "3i", magic, version, count).ljust(1024, b"\0") + struct.pack(f"<{len(ids)}H", *ids)
+
+
+FILES = {
+    "good.txt": b"def f(x):\n    return x + 1\n\n" * 2000,
+    "empty.txt": b"",
+    "rows.jsonl": b'{"text": "good"}\n{"text: \n',
+    "file": b"",
+    "empty.bin": b"",
+    "three.bin": b"\0\1\2",
+    "page.bin": b"<html><body>404</body></html>",
+    "lfs.bin": b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n",
+    "packed.bin": b"\x1f\x8b\x08\0" * 100,
+    "table.bin": b"PAR1" * 100,
+    "text.bin": b"Once upon a time" * 100,
+    "good.bin": shard(),
+    "cut.bin": shard(claim=300),
+    "long.bin": shard(claim=100),
+    "version.bin": shard(version=9),
+    "swapped.bin": shard(order=">"),
+    "eval.bin": shard(magic=20240522),
+    "ids.bin": shard(ids=(5, 60000) * 100),
+    "key.toml": b"steps = 3\nstepz = 3\n",
+    "twice.toml": b"steps = 3\nlr = 1e-3\nsteps = 4\n",
+    "heading.toml": b"[mdoel]\ndim = 64\n",
+    "line.toml": b"steps 3\n",
+    "value.toml": b'steps = 3\nlr = "fast"\n',
+}
+MISTRAL = {"model_type": "mistral", "architectures": ["MistralForCausalLM"]}
+# Copies of the model with other fields in config.json.
+MODELS = {
+    "model": {},
+    "other": {},
+    "broken": {},
+    "mistral": dict(MISTRAL, max_position_embeddings=32768, sliding_window=4096),
+    "qwen": dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], use_sliding_window=True),
+    "olmo": dict(model_type="olmo", architectures=["OlmoForCausalLM"]),
+}
+
+
 def make_files(program, folder):
-    def at(name):
-        return os.path.join(folder, name)
-
-    def write(name, data):
-        with open(at(name), "wb") as f:
-            f.write(data)
-
-    def shard(magic=20240520, version=1, ids=(5,) * 200, claim=None, order="<"):
-        count = len(ids) if claim is None else claim
-        return struct.pack(order + "3i", magic, version, count).ljust(1024, b"\0") + struct.pack(f"<{len(ids)}H", *ids)
-
-    write("good.txt", b"def f(x):\n    return x + 1\n\n" * 2000)
-    write("empty.txt", b"")
-    write("rows.jsonl", b'{"text": "good"}\n{"text: \n')
-    prepare("text good.txt --out data --name d --quiet".split(), folder, check=True)
-    train = [program, *shlex.split(SMALL), "--device", "cpu", "--steps", "2", "--val-every", "0", "--out", "run"]
-    subprocess.run(train, check=True, capture_output=True, cwd=folder)
-    wide = [*train[:-1], "wide", "--head-dim", "24", "--qkv-bias", "on"]
-    subprocess.run(wide, check=True, capture_output=True, cwd=folder)
-    for name in ("model", "other"):
-        shutil.copytree(at("run/final"), at(name))
-    for name, change in (
-        (
-            "mistral",
-            {
-                "model_type": "mistral",
-                "architectures": ["MistralForCausalLM"],
-                "max_position_embeddings": 32768,
-                "sliding_window": 4096,
-            },
-        ),
-        ("qwen", {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}),
-        ("olmo", {"model_type": "olmo", "architectures": ["OlmoForCausalLM"]}),
+    folder = pathlib.Path(folder)
+    for name, data in FILES.items():
+        (folder / name).write_bytes(data)
+    for command in (
+        "prepare.py text good.txt --out data --name d --quiet",
+        "$ --device cpu --steps 2 --val-every 0 --out run",
+        "$ --device cpu --steps 2 --val-every 0 --out wide --head-dim 24 --qkv-bias on",
     ):
-        shutil.copytree(at("model"), at(name))
-        with open(at(f"{name}/config.json")) as f:
-            value = json.load(f)
-        with open(at(f"{name}/config.json"), "w") as f:
-            json.dump({**value, **change}, f)
-    shutil.copytree(at("model"), at("broken"))
-    with open(at("broken/model.safetensors"), "r+b") as f:
-        f.truncate(1000)
-    shutil.copytree(at("data"), at("more"))
-    shutil.copytree(at("data"), at("swapped"))
-    with open(at("swapped/tokenizer.json")) as f:
-        value = json.load(f)
-    vocab = value["model"]["vocab"]
-    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
-    with open(at("swapped/tokenizer.json"), "w") as f:
-        json.dump(value, f)
-    write("file", b"")
-    write("empty.bin", b"")
-    write("three.bin", b"\0\1\2")
-    write("page.bin", b"<html><body>404</body></html>")
-    write("lfs.bin", b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 3\n")
-    write("packed.bin", b"\x1f\x8b\x08\0" * 100)
-    write("table.bin", b"PAR1" * 100)
-    write("text.bin", b"Once upon a time" * 100)
-    write("good.bin", shard())
-    write("cut.bin", shard(claim=300))
-    write("long.bin", shard(claim=100))
-    write("version.bin", shard(version=9))
-    write("swapped.bin", shard(order=">"))
-    write("eval.bin", shard(magic=20240522))
-    write("ids.bin", shard(ids=(5, 60000) * 100))
-    write("key.toml", b"steps = 3\nstepz = 3\n")
-    write("twice.toml", b"steps = 3\nlr = 1e-3\nsteps = 4\n")
-    write("heading.toml", b"[mdoel]\ndim = 64\n")
-    write("line.toml", b"steps 3\n")
-    write("value.toml", b'steps = 3\nlr = "fast"\n')
+        ask(program, command, folder).check_returncode()
+    for name, fields in MODELS.items():
+        shutil.copytree(folder / "run/final", folder / name)
+        change(folder / name / "config.json", **fields)
+    os.truncate(folder / "broken/model.safetensors", 1000)
+    for name in "more", "swapped":
+        shutil.copytree(folder / "data", folder / name)
+    edit(folder / "swapped/tokenizer.json", '"([ab])":', lambda found: '"b":' if found[1] == "a" else '"a":')
 
 
-def prepare(argv, folder, check=False):
-    argv = [sys.executable, os.path.join(ROOT, "data_prep", "prepare.py"), *argv]
-    return subprocess.run(argv, capture_output=True, text=True, check=check, timeout=120, cwd=folder)
+def ask(program, command, folder, ranks=1, more=(), **environment):
+    """The process, which has ended."""
+    argv = shlex.split(command.replace("$", SMALL)) + list(more)
+    argv = [sys.executable, f"{ROOT}/data_prep/prepare.py", *argv[1:]] if argv[0] == "prepare.py" else [program, *argv]
+    argv = ["mpirun", "-n", str(ranks)] * (ranks > 1) + argv
+    env = {**os.environ, "HF_HUB_CACHE": "hub", **environment}
+    how = dict(capture_output=True, errors="replace", stdin=subprocess.DEVNULL, timeout=120)
+    return subprocess.run(argv, env=env, cwd=folder, **how)
 
 
 class Row:
@@ -121,27 +112,19 @@ class Row:
 def read_table(path=TABLE):
     """Rows, and the lines between them as they are."""
     out = []
-    with open(path) as f:
-        for line in f.read().splitlines():
-            if line.startswith("    "):
-                out[-1].text.append(line[4:])
-            else:
-                out.append(Row(line) if line[:1].isdigit() else line)
+    for line in path.read_text().splitlines():
+        if line.startswith("    "):
+            out[-1].text.append(line[4:])
+        else:
+            out.append(Row(line) if line[:1].isdigit() else line)
     return out
 
 
 def run(program, row, folder):
     """Exit code, text from the program's name on, and what is wrong beside them."""
-    argv = shlex.split(row.command.replace("$", SMALL))
-    env = dict(os.environ, HF_HUB_CACHE="hub", OMP_NUM_THREADS="1", RINGZERO_RUNS="")
-    if argv[0] == "prepare.py":
-        done, prefix = prepare([*argv[1:], "--out", "new", "--overwrite"], folder), "prepare.py"
-    else:
-        argv = ["mpirun", "-n", str(row.ranks), program, *argv] if row.ranks > 1 else [program, *argv]
-        done = subprocess.run(
-            argv, capture_output=True, text=True, timeout=120, env=env, stdin=subprocess.DEVNULL, cwd=folder
-        )
-        prefix = "train_llama"
+    prefix = "prepare.py" if row.command.startswith("prepare.py") else "train_llama"
+    more = ["--out", "new", "--overwrite"] if prefix == "prepare.py" else ()
+    done = ask(program, row.command, folder, row.ranks, more)
     lines = [line for line in done.stderr.splitlines() if "no GPU is used" not in line]
     begin = [i for i, line in enumerate(lines) if line.startswith(prefix)]
     text = lines[begin[0] :] if begin else []
@@ -161,20 +144,14 @@ def run(program, row, folder):
 
 
 def first_day(program, rows, folder):
-    """What is wrong with each of some rows that follow each other; "": nothing."""
+    """Of rows that follow each other: each one, what is wrong with it, and the last lines that it said."""
     for row in rows:
-        argv = shlex.split(row.command.replace("$", SMALL))
-        script = os.path.join(ROOT, "data_prep", "prepare.py")
-        argv = [sys.executable, script, *argv[1:]] if argv[0] == "prepare.py" else [program, *argv]
-        env = dict(os.environ, HF_HUB_CACHE="hub", OMP_NUM_THREADS="1", COLUMNS="120", PYTHONDONTWRITEBYTECODE="1")
-        done = subprocess.run(
-            argv, capture_output=True, errors="replace", timeout=120, env=env, stdin=subprocess.DEVNULL, cwd=folder
-        )
+        more = {"RINGZERO_RUNS": "runs", "COLUMNS": "120", "PYTHONDONTWRITEBYTECODE": "1"}
+        done = ask(program, row.command, folder, **more)
         said = done.stdout + done.stderr
         wrong = [f"does not say: {words}" for words in row.text if words not in said]
-        if done.returncode != int(row.code):
-            wrong.insert(0, f"code {done.returncode}")
-        yield f"{row.head()}\n    " + "\n    ".join([*wrong, *said.splitlines()[-5:]]) if wrong else ""
+        wrong += [f"code {done.returncode}"] if done.returncode != int(row.code) else []
+        yield row, wrong, said.splitlines()[-5:]
 
 
 def matches(text, wanted):
@@ -183,55 +160,41 @@ def matches(text, wanted):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("program")
-    parser.add_argument("--write", action="store_true", help="write exit codes and texts into the table")
-    args = parser.parse_args()
-    program = os.path.abspath(args.program)
+    program, *write = arguments
     table = read_table()
-    rows = [row for row in table if isinstance(row, Row)]
-    if not shutil.which("mpirun"):
-        rows = [row for row in rows if row.ranks == 1]
-    failed = 0
-    with tempfile.TemporaryDirectory() as work:
-        make_files(program, work)
-        side_by_side = concurrent.futures.ThreadPoolExecutor(2)
-        in_turn = concurrent.futures.ThreadPoolExecutor(1)  # those that lock or write a folder
-        found = {
-            r: (in_turn if re.search("--out|prepare.py", r.command) else side_by_side).submit(run, program, r, work)
-            for r in rows
-        }
-        for row in rows:
-            code, text, wrong = found[row].result()
-            wrong += [f"exit code {code}, expected {row.code}"] if code != row.code else []
-            wrong += [f"says {work}"] if any(work in line for line in text) else []
-            if not matches(text, row.text):
-                wrong.append("says\n    " + "\n    ".join(text) + "\n  expected\n    " + "\n    ".join(row.text))
-                row.text = text if args.write else row.text
-            row.code = code if args.write else row.code
-            failed += bool(wrong)
-            if wrong:
-                print(f"{'CHANGED' if args.write else 'FAILED'}: {row.head()}\n  " + "\n  ".join(wrong))
-        os.mkdir(os.path.join(work, "a"))
-        situations = [[]]
-        for row in read_table(FIRST_DAY):
-            situations.append([]) if isinstance(row, str) else situations[-1].append(row)
-        # The last of the four goes on with the first one's models.
-        first, card, cluster, models = (rows for rows in situations if rows)
-        turns = [
-            side_by_side.submit(lambda s=s: list(first_day(program, s, work))) for s in (first + models, card + cluster)
-        ]
-        days = [wrong for turn in turns for wrong in turn.result()]
-        for wrong in filter(None, days):
-            print(f"FAILED: {wrong}")
-    if args.write:
-        with open(TABLE, "w") as f:
-            for row in table:
-                f.write(row + "\n" if isinstance(row, str) else "\n    ".join([row.head(), *row.text]) + "\n")
-    failed += sum(map(bool, days))
-    print(f"{len(rows) + len(days) - failed} passed, {failed} failed")
-    return failed > 0
+    rows = [row for row in table if isinstance(row, Row) and (row.ranks == 1 or has_mpi(program))]
+    make_files(program, work)
+    side_by_side = concurrent.futures.ThreadPoolExecutor(2)
+    in_turn = concurrent.futures.ThreadPoolExecutor(1)  # those that lock or write a folder
+    found = {
+        row: (in_turn if re.search("--out|prepare.py", row.command) else side_by_side).submit(run, program, row, work)
+        for row in rows
+    }
+    for row in rows:
+        code, text, wrong = found[row].result()
+        wrong += [f"exit code {code}, expected {row.code}"] if code != row.code else []
+        wrong += [f"says {work}"] if any(str(work) in line for line in text) else []
+        if not matches(text, row.text):
+            wrong += ["says", *text, "expected", *row.text]
+            row.text = text if write else row.text
+        row.code = code if write else row.code
+        check(row.head(), not wrong, "\n".join(wrong))
+    (work / "a").mkdir()
+    situations = [[]]
+    for row in read_table(FIRST_DAY):
+        situations.append([]) if isinstance(row, str) else situations[-1].append(row)
+    # The last of the four goes on with the first one's models.
+    first, card, cluster, models = (rows for rows in situations if rows)
+    turns = [
+        side_by_side.submit(lambda s=s: list(first_day(program, s, work))) for s in (first + models, card + cluster)
+    ]
+    for row, wrong, said in (answer for turn in turns for answer in turn.result()):
+        check(row.head(), not wrong, "\n".join([*wrong, *said]))
+    if write:
+        lines = (row if isinstance(row, str) else "\n    ".join([row.head(), *row.text]) for row in table)
+        TABLE.write_text("".join(f"{line}\n" for line in lines))
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
