@@ -1,29 +1,15 @@
 """data_prep/chat.py: what is a target, and that text and tokens are those of transformers' apply_chat_template (where that
 package is installed; else its tests are skipped)."""
 
-import contextlib
 import gzip
-import io
 import json
 import os
-import shutil
 import struct
-import sys
-import tempfile
 import unittest
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "data_prep"))
-import chat
-import prepare
+from test_data_prep import DataPrepTest, jinja2, transformers
 
-try:
-    import jinja2
-except ImportError:
-    jinja2 = None
-try:
-    import transformers
-except ImportError:
-    transformers = None
+import chat
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n' }}"
@@ -45,24 +31,11 @@ TALK = [
 ]
 
 
-class ChatTest(unittest.TestCase):
-    def setUp(self):
-        self.dir = tempfile.mkdtemp(prefix="rz_chat_")
-        self.addCleanup(shutil.rmtree, self.dir)
-        self.out = os.path.join(self.dir, "out")
-
-    def file(self, name, text):
-        path = os.path.join(self.dir, name)
-        with open(path, "w", encoding="utf-8") as f:
-            f.write(text)
-        return path
-
+class ChatTest(DataPrepTest):
     def prepare(self, rows, *argv):
-        path = self.file("rows.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-            code = prepare.main(["chat", path, "--out", self.out, "--val-fraction", "0", "--overwrite", *argv])
-        return code, printed.getvalue()
+        """rows: a list of them, or a file."""
+        path = rows if isinstance(rows, str) else self.file("rows.jsonl", "".join(json.dumps(r) + "\n" for r in rows))
+        return super().prepare("chat", path, "--val-fraction", "0", "--overwrite", *argv)
 
     def shard(self):
         """Ids and, for each, whether it is a target."""
@@ -90,20 +63,13 @@ class Rows(ChatTest):
             {"instruction": "Say hi", "input": "loud", "output": "HI"},
             {"instruction": "Say ho", "input": "", "output": "ho"},
         ]
-        code, printed = self.prepare(rows, "--template", "plain")
-        self.assertEqual(code, 0, printed)
+        self.made(rows, "--template", "plain")
         self.assertEqual(self.text_of({1}), "The world.  |Yes \U0001f30d.|4|HI|ho|")
         whole = self.text_of({0, 1})
-        self.assertTrue(
-            whole.startswith("|### system\nBe short.\n### user\nH\u00e9, what is \u4e16\u754c?\n### assistant\nThe")
-        )
-        self.assertTrue(
-            whole.endswith(
-                "|2+2=4||### user\nSay hi\n\nloud\n### assistant\nHI|\n|### user\nSay ho\n### assistant\nho|\n"
-            )
-        )
-        with open(os.path.join(self.out, "dataset.json")) as f:
-            d = json.load(f)
+        begin = "|### system\nBe short.\n### user\nH\u00e9, what is \u4e16\u754c?\n### assistant\nThe"
+        end = "|2+2=4||### user\nSay hi\n\nloud\n### assistant\nHI|\n|### user\nSay ho\n### assistant\nho|\n"
+        self.assertTrue(whole.startswith(begin) and whole.endswith(end), whole)
+        d = self.dataset()
         _, marks = self.shard()
         self.assertEqual((d["train"]["documents"], d["train"]["targets"]), (4, sum(marks)))
         with open(os.path.join(self.out, "tokenizer_config.json")) as f:
@@ -111,15 +77,14 @@ class Rows(ChatTest):
 
     def test_a_template_of_ones_own(self):
         path = self.file("t.jinja", CHATML)
-        self.assertEqual(self.prepare([{"messages": TALK}], "--template", path)[0], 0)
+        self.made([{"messages": TALK}], "--template", path)
         # These are no special tokens of the byte tokenizer, so the newline after them belongs to the answer.
         self.assertEqual(self.text_of({1}), "The world.  <|im_end|>\nYes \U0001f30d.<|im_end|>\n")
 
     def test_equal_rows_fall_to_the_same_side_and_the_sides_do_not_mix(self):
         rows = [{"prompt": str(i % 40), "completion": "x"} for i in range(400)]
-        self.assertEqual(self.prepare(rows, "--val-fraction", "0.3", "--template", "plain")[0], 0)
-        with open(os.path.join(self.out, "dataset.json")) as f:
-            d = json.load(f)
+        self.made(rows, "--val-fraction", "0.3", "--template", "plain")
+        d = self.dataset()
         self.assertEqual((d["train"]["documents"] + d["val"]["documents"], d["val"]["documents"] % 10), (400, 0))
         self.assertTrue(20 <= d["val"]["documents"] <= 250)
 
@@ -136,41 +101,29 @@ class Rows(ChatTest):
             ("sharegpt.json", json.dumps(sharegpt).encode()),
             ("alpaca.json.gz", gzip.compress(json.dumps(alpaca).encode())),
         ):
-            path, out = os.path.join(self.dir, name), os.path.join(self.dir, name + ".out")
-            with open(path, "wb") as f:
-                f.write(data)
-            printed = io.StringIO()
-            with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
-                code = prepare.main(["chat", path, "--template", "plain", "--val-fraction", "0", "--out", out])
-            self.assertEqual((code, "validation is empty" in printed.getvalue()), (0, True), printed.getvalue())
-            with open(os.path.join(out, "chat_train_000000.bin"), "rb") as f:
-                shard = f.read()
-            expected = expected or shard
-            self.assertEqual(shard, expected, name)
+            self.assertIn("validation is empty", self.made(self.file(name, data), "--template", "plain"))
+            expected = expected or self.contents(".bin")
+            self.assertEqual(self.contents(".bin"), expected, name)
 
     def test_refusals_name_the_row_and_the_remedy(self):
-        def refused(row, *argv):
-            code, printed = self.prepare([{"prompt": "a", "completion": "b"}, row], *argv)
-            self.assertEqual(code, 1)
-            self.assertIn("line 2" if "--tokenizer" not in argv else "", printed)
-            return printed
-
-        plain = ("--template", "plain")
-        self.assertIn("'messages' must be a list", refused({"messages": [{"role": "robot", "content": "x"}]}, *plain))
-        self.assertIn("nothing to learn", refused({"messages": TALK[:2]}, *plain))
-        self.assertIn("its keys are text", refused({"text": "x"}, *plain))
-        self.assertIn("--allow-special", refused({"prompt": "a<|endoftext|>", "completion": "b"}, *plain))
         forgetful = self.file("f.jinja", "{{ messages | length }}{{ messages[-1]['content'] }}")
-        self.assertIn("split the conversation", refused({"messages": TALK}, "--template", forgetful))
         strict = self.file("s.jinja", "{{ raise_exception('no system role') }}")
-        self.assertIn("no system role", refused({"messages": TALK}, "--template", strict))
-        self.assertIn("--template plain", self.prepare([{"prompt": "a", "completion": "b"}])[1])
+        good = {"prompt": "a", "completion": "b"}
+        for row, template, words in (
+            ({"messages": [{"role": "robot", "content": "x"}]}, "plain", "'messages' must be a list"),
+            ({"messages": TALK[:2]}, "plain", "nothing to learn"),
+            ({"text": "x"}, "plain", "its keys are text"),
+            ({"prompt": "a<|endoftext|>", "completion": "b"}, "plain", "--allow-special"),
+            ({"messages": TALK}, forgetful, "split the conversation"),
+            ({"messages": TALK}, strict, "no system role"),
+        ):
+            self.assertIn("line 2", self.refused(words, [good, row], "--template", template))
+        self.refused("--template plain", [good])
 
     def test_no_sample_of_packed_rows_cuts_a_conversation(self):
         length = 64
         rows = [{"prompt": f"{i}:" + "q" * (7 * i % 23), "completion": "a" * (1 + 11 * i % 29)} for i in range(200)]
-        code, printed = self.prepare(rows, "--template", "plain", "--pack", str(length))
-        self.assertEqual(code, 0, printed)
+        self.made(rows, "--template", "plain", "--pack", str(length))
         ids, marks = self.shard()
         want = sorted(f"{r['prompt']}{r['completion']}" for r in rows)
         self.assertEqual((len(ids) - 1) % length, 0)
@@ -185,28 +138,24 @@ class Rows(ChatTest):
         self.assertEqual(sorted(found), want)
         # Each answer with its end token is predicted in the sample that holds its question.
         self.assertEqual(answers, sum(len(r["completion"]) + 1 for r in rows))
-        with open(os.path.join(self.out, "dataset.json")) as f:
-            d = json.load(f)
+        d = self.dataset()
         self.assertEqual((d["packed"], d["train"]["documents"]), (length, 200))
         self.assertEqual(d["train"]["padding"] + sum(len(w) + 2 for w in want) + 1, d["train"]["tokens"])
         self.assertLess(d["train"]["padding"], 0.1 * len(ids))
 
     def test_a_conversation_that_is_longer_than_a_packed_row(self):
         rows = [{"prompt": "q", "completion": "ok"}, {"prompt": "q" * 20, "completion": "a" * 20}]
-        code, printed = self.prepare(rows, "--template", "plain", "--pack", "32")
-        self.assertEqual(code, 1)
-        self.assertIn("line 2", printed)
+        printed = self.refused("line 2", rows, "--template", "plain", "--pack", "32")
         self.assertIn("--too-long skip or cut", printed)
-        code, printed = self.prepare(rows, "--template", "plain", "--pack", "32", "--too-long", "skip")
+        printed = self.made(rows, "--template", "plain", "--pack", "32", "--too-long", "skip")
         self.assertIn("1 conversations of more than 32 tokens were skipped", printed)
         self.assertEqual(self.text_of({1}), "ok|")
-        self.assertEqual(self.prepare(rows, "--template", "plain", "--pack", "32", "--too-long", "cut")[0], 0)
+        self.made(rows, "--template", "plain", "--pack", "32", "--too-long", "cut")
         self.assertEqual(self.text_of({1}), "a" * 11 + "ok|")  # the full row is written first
 
     def test_a_template_can_not_reach_the_machine(self):
         path = self.file("evil.jinja", "{{ messages.__class__.__mro__[1].__subclasses__() }}")
-        code, printed = self.prepare([{"messages": TALK}], "--template", path)
-        self.assertEqual(code, 1, printed)
+        self.refused("", [{"messages": TALK}], "--template", path)
 
 
 @unittest.skipIf(transformers is None, "needs the package transformers")
@@ -232,8 +181,7 @@ class AgainstTransformers(ChatTest):
 
     def test_tokens_and_targets_are_those_of_apply_chat_template(self):
         fast, folder = self.make_tokenizer(MARKED)
-        code, printed = self.prepare([{"messages": TALK}], "--tokenizer", folder, "--eot", "<|endoftext|>")
-        self.assertEqual(code, 0, printed)
+        self.made([{"messages": TALK}], "--tokenizer", folder, "--eot", "<|endoftext|>")
         want = fast.apply_chat_template(TALK, tokenize=True, return_dict=True, return_assistant_tokens_mask=True)
         ids, marks = self.shard()
         self.assertEqual(list(ids), [0, *want["input_ids"]])

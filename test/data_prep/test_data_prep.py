@@ -53,7 +53,7 @@ class DataPrepTest(unittest.TestCase):
         path = os.path.join(self.dir, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "wb") as f:
-            f.write(data)
+            f.write(data if isinstance(data, bytes) else data.encode())
         return path
 
     def prepare(self, *argv):
@@ -62,6 +62,19 @@ class DataPrepTest(unittest.TestCase):
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
             code = prepare.main([*argv, "--out", self.out, "--quiet"])
         return code, printed.getvalue()
+
+    def made(self, *argv):
+        """What a command that ends well has printed."""
+        code, printed = self.prepare(*argv)
+        self.assertEqual(code, 0, printed)
+        return printed
+
+    def refused(self, words, *argv):
+        """What a command that ends with 1 and says the words has printed."""
+        code, printed = self.prepare(*argv)
+        self.assertEqual(code, 1, printed)
+        self.assertIn(words, printed)
+        return printed
 
     def dataset(self):
         with open(os.path.join(self.out, "dataset.json")) as f:
@@ -73,9 +86,9 @@ class DataPrepTest(unittest.TestCase):
             found.extend(shards.read_shard(os.path.join(self.out, shard["file"])))
         return found
 
-    def contents(self):
+    def contents(self, end=""):
         result = {}
-        for name in sorted(os.listdir(self.out)):
+        for name in sorted(name for name in os.listdir(self.out) if name.endswith(end)):
             with open(os.path.join(self.out, name), "rb") as f:
                 result[name] = f.read()
         return result
@@ -84,8 +97,7 @@ class DataPrepTest(unittest.TestCase):
 class Corpora(DataPrepTest):
     def test_bytes_of_one_file_with_head_and_tail(self):
         text = b"".join(b"line %d\n" % i for i in range(100))
-        code, _ = self.prepare("text", self.file("a.txt", text), "--val-fraction", "0.1")
-        self.assertEqual(code, 0)
+        self.made("text", self.file("a.txt", text), "--val-fraction", "0.1")
         train, val = self.ids("train"), self.ids("val")
         self.assertEqual((train[0], val[0]), (256, 256))
         self.assertEqual(bytes(train[1:]) + bytes(val[1:]), text)
@@ -129,16 +141,14 @@ class Corpora(DataPrepTest):
         self.assertLess(len(growth[0]), len(growth[2]))
         self.assertNotIn("growing", seen[-1])
         streamed = self.contents()
-        self.assertEqual(self.prepare(*argv, "--overwrite")[0], 0)
+        self.made(*argv, "--overwrite")
         self.assertEqual(self.contents(), streamed)
 
     def test_json_lines_and_field(self):
         lines = [json.dumps({"body": f"document {i} \u4e16\u754c"}) for i in range(200)]
         path = self.file("a.jsonl", "\n".join(lines).encode())
-        code, printed = self.prepare("text", path)
-        self.assertEqual(code, 1)
-        self.assertIn("a.jsonl, line 1: has no field 'text', only 'body'", printed)
-        self.assertEqual(self.prepare("text", path, "--field", "body", "--overwrite")[0], 0)
+        self.refused("a.jsonl, line 1: has no field 'text', only 'body'", "text", path)
+        self.made("text", path, "--field", "body", "--overwrite")
         d = self.dataset()
         self.assertEqual(d["train"]["documents"] + d["val"]["documents"], 200)
         self.assertTrue(1 <= d["val"]["documents"] <= 30)
@@ -147,58 +157,42 @@ class Corpora(DataPrepTest):
 
     def test_compressed_json_lines(self):
         text = "\n".join(json.dumps({"text": f"document {i} " * 50}) for i in range(200)).encode()
-        self.assertEqual(self.prepare("text", self.file("a.jsonl", text))[0], 0)
-        plain = self.contents()
+        self.made("text", self.file("a.jsonl", text))
+        plain = self.contents(".bin")
         packed = gzip.compress(text)
-        self.assertEqual(self.prepare("text", self.file("a.jsonl.gz", packed), "--overwrite")[0], 0)
-        self.assertEqual(
-            [self.contents()[f] for f in plain if f.endswith(".bin")], [plain[f] for f in plain if f.endswith(".bin")]
-        )
+        self.made("text", self.file("a.jsonl.gz", packed), "--overwrite")
+        self.assertEqual(self.contents(".bin"), plain)
         for damaged in (packed[:-100], packed[:200] + b"\xff" * 64 + packed[264:], b"no gzip at all"):
-            code, printed = self.prepare("text", self.file("a.jsonl.gz", damaged), "--overwrite")
-            self.assertEqual(code, 1)
-            self.assertIn("a.jsonl.gz: is damaged or cut off", printed)
+            self.refused("a.jsonl.gz: is damaged or cut off", "text", self.file("a.jsonl.gz", damaged), "--overwrite")
 
     @unittest.skipIf(parquet is None, "needs pyarrow")
     def test_parquet_is_read_as_json_lines_are(self):
         documents = [f"document {i} \u4e16\u754c " * (i % 7) for i in range(700)]  # some empty
         lines = "\n".join(json.dumps({"text": d}) for d in documents).encode()
-        self.assertEqual(self.prepare("text", self.file("a.jsonl", lines))[0], 0)
-        plain = self.contents()
+        self.made("text", self.file("a.jsonl", lines))
+        plain = self.contents(".bin")
         path = os.path.join(self.dir, "a.parquet")
         parquet.write_table(table({"n": list(range(700)), "text": documents}), path, row_group_size=300)
-        self.assertEqual(self.prepare("text", path, "--overwrite")[0], 0)
-        self.assertEqual(
-            [self.contents()[f] for f in plain if f.endswith(".bin")], [plain[f] for f in plain if f.endswith(".bin")]
-        )
-        code, printed = self.prepare("text", path, "--field", "n", "--overwrite")
-        self.assertEqual(code, 1)
-        self.assertIn("a.parquet: no column of text called 'n'; it has n (int64), text (string)", printed)
+        self.made("text", path, "--overwrite")
+        self.assertEqual(self.contents(".bin"), plain)
+        columns = "a.parquet: no column of text called 'n'; it has n (int64), text (string)"
+        self.refused(columns, "text", path, "--field", "n", "--overwrite")
         with open(path, "rb") as f:
             cut = self.file("cut.parquet", f.read()[:-40])
-        code, printed = self.prepare("text", cut, "--overwrite")
-        self.assertEqual(code, 1)
-        self.assertIn("cut.parquet: not a Parquet file, damaged or cut off", printed)
+        self.refused("cut.parquet: not a Parquet file, damaged or cut off", "text", cut, "--overwrite")
 
     def test_parquet_without_its_package_says_the_fix(self):
         with mock.patch.dict(sys.modules, {"pyarrow": None}):
-            code, printed = self.prepare("text", self.file("a.parquet", b"PAR1"))
-        self.assertEqual(code, 1)
-        self.assertIn("python3 -m pip install pyarrow", printed)
+            self.refused("python3 -m pip install pyarrow", "text", self.file("a.parquet", b"PAR1"))
 
     def test_folder_separator_and_binary_files(self):
         self.file("in/a.txt", b"one\n<|endoftext|>\ntwo\nlines\n<|endoftext|>\n")
         self.file("in/b/c.txt", b"three\n")
         self.file("in/.hidden", b"no")
         self.file("in/image.png", b"\x89PNG\0\0")
-        code, _ = self.prepare(
-            "text", os.path.join(self.dir, "in"), "--separator", "<|endoftext|>", "--val-fraction", "0"
-        )
-        self.assertEqual(code, 0)
+        self.made("text", os.path.join(self.dir, "in"), "--separator", "<|endoftext|>", "--val-fraction", "0")
         self.assertEqual(self.ids("train"), [256, *b"one", 256, *b"two\nlines", 256, *b"three"])
-        code, printed = self.prepare("text", os.path.join(self.dir, "in", "image.png"), "--overwrite")
-        self.assertEqual(code, 1)
-        self.assertIn("NUL bytes", printed)
+        self.refused("NUL bytes", "text", os.path.join(self.dir, "in", "image.png"), "--overwrite")
 
     def test_long_document_is_cut_between_lines_and_characters(self):
         text = ("\u4e16" * 999 + "\n").encode() * 700 + "\U0001f999".encode() * 700000
@@ -210,17 +204,17 @@ class Corpora(DataPrepTest):
         for begin in range(5):  # a wrong cut at any phase would break a character
             for part in corpora.pieces(b"x" * begin + "\u4e16".encode() * 800000):
                 part.decode()
-        self.assertEqual(self.prepare("text", self.file("a.txt", text), "--val-fraction", "0")[0], 0)
+        self.made("text", self.file("a.txt", text), "--val-fraction", "0")
         self.assertEqual(bytes(self.ids("train")[1:]), text)
 
     def test_stdlib_is_deterministic_and_a_prefix_is_stable(self):
-        self.assertEqual(self.prepare("stdlib", "--max-bytes", "300k")[0], 0)
+        self.made("stdlib", "--max-bytes", "300k")
         first = self.contents()
         train = self.ids("train")
         self.assertEqual(self.dataset()["train"]["bytes"] + self.dataset()["val"]["bytes"], 300000)
-        self.assertEqual(self.prepare("stdlib", "--max-bytes", "300k", "--overwrite")[0], 0)
+        self.made("stdlib", "--max-bytes", "300k", "--overwrite")
         self.assertEqual(self.contents(), first)
-        self.assertEqual(self.prepare("stdlib", "--max-bytes", "600k", "--overwrite")[0], 0)
+        self.made("stdlib", "--max-bytes", "600k", "--overwrite")
         self.assertEqual(self.ids("train")[: len(train)], train)
         root = os.path.dirname(os.__file__)
         corpus = corpora.StdlibCorpus(1, 0.05, root)
@@ -229,7 +223,7 @@ class Corpora(DataPrepTest):
         self.assertFalse([f for f in corpus._files if "/test" in f or "site-packages" in f])
 
     def test_fables_are_the_same_everywhere(self):
-        self.assertEqual(self.prepare("fables")[0], 0)
+        self.made("fables")
         ids = self.ids("train")
         both = array("H", ids + self.ids("val")).tobytes()
         self.assertEqual(hashlib.sha256(both).hexdigest()[:16], "d69d17d5093301f4")
@@ -257,33 +251,25 @@ class Corpora(DataPrepTest):
             return [{"text": f"{split} {i}"} for i in range(n)]
 
         with mock.patch.dict(sys.modules, {"datasets": types.SimpleNamespace(load_dataset=load_dataset)}):
-            self.assertEqual(self.prepare("tinystories")[0], 0)
+            self.made("tinystories")
             d = self.dataset()
             self.assertEqual((d["train"]["documents"], d["val"]["documents"]), (40, 5))
-            self.assertEqual(
-                self.prepare("fineweb-edu", "--subset", "sample-100BT", "--val-fraction", "0.3", "--overwrite")[0], 0
-            )
+            self.made("fineweb-edu", "--subset", "sample-100BT", "--val-fraction", "0.3", "--overwrite")
             self.assertIn(("HuggingFaceFW/fineweb-edu", "sample-100BT", "train", None, True), calls)
             self.assertTrue(3 <= self.dataset()["val"]["documents"] <= 25)
-            self.assertEqual(self.prepare("tinystories-v2", "--overwrite")[0], 0)
+            self.made("tinystories-v2", "--overwrite")
             self.assertEqual(self.ids("train"), [256, *b"one\ntwo", 256, *b"train"])
             self.assertEqual(self.ids("val"), [256, *b"one\ntwo", 256, *b"validation"])
-            code, printed = self.prepare("openwebtext", "--field", "body", "--overwrite")
-            self.assertEqual(code, 1)
-            self.assertIn("its fields are text", printed)
+            self.refused("its fields are text", "openwebtext", "--field", "body", "--overwrite")
 
     def test_missing_package_says_the_fix_and_fallback_says_what_it_is(self):
         with mock.patch.dict(sys.modules, {"datasets": None, "tokenizers": None}):
-            code, printed = self.prepare("tinystories")
-            self.assertEqual(code, 1)
-            self.assertIn("python3 -m pip install datasets", printed)
+            printed = self.refused("python3 -m pip install datasets", "tinystories")
             self.assertIn("--allow-synthetic-fallback", printed)
-            code, printed = self.prepare("text", self.file("a.txt", b"x" * 100), "--tokenizer", "gpt2", "--overwrite")
-            self.assertEqual(code, 1)
-            self.assertIn("python3 -m pip install tokenizers", printed)
+            path = self.file("a.txt", b"x" * 100)
+            self.refused("python3 -m pip install tokenizers", "text", path, "--tokenizer", "gpt2", "--overwrite")
             with mock.patch.object(prepare, "FALLBACK_TOKENS", (5000, 1000)):
-                code, printed = self.prepare("tinystories", "--allow-synthetic-fallback", "--overwrite")
-        self.assertEqual(code, 0)
+                printed = self.made("tinystories", "--allow-synthetic-fallback", "--overwrite")
         self.assertIn("SYNTHETIC", printed)
         self.assertEqual((self.dataset()["name"], self.dataset()["fallback_from"]), ("synthetic", "tinystories"))
 
@@ -311,28 +297,28 @@ class Resuming(DataPrepTest):
         lines = "\n".join(json.dumps({"text": f"{i} " * (i % 97 + 1)}) for i in range(700)).encode()
         path = self.file("a.jsonl", lines)
         with mock.patch.object(prepare, "BATCH_BYTES", 4000):
-            self.assertEqual(self.prepare("text", path, *self.ARGS)[0], 0)
+            self.made("text", path, *self.ARGS)
             expected = self.contents()
             self.assertGreater(len([n for n in expected if "_train_" in n]), 5)
             for after in (0, 1, 2, 5, 9, 17):
                 shutil.rmtree(self.out)
                 self.interrupted(path, after)
                 self.interrupted(path, 3)  # twice
-                self.assertEqual(self.prepare("text", path, *self.ARGS)[0], 0)
+                self.made("text", path, *self.ARGS)
                 self.assertEqual(self.contents(), expected, f"interrupted after {after} batches")
 
     @unittest.skipIf(tokenizers is None, "needs the package tokenizers")
     def test_a_tokenizer_of_a_file_is_the_same_after_an_interruption(self):
         path = self.file("a.jsonl", "\n".join(json.dumps({"text": f"{i} " * 30}) for i in range(300)).encode())
-        self.assertEqual(self.prepare("text", path, "--tokenizer", "bpe:300")[0], 0)
+        self.made("text", path, "--tokenizer", "bpe:300")
         with open(os.path.join(self.out, "tokenizer.json"), "rb") as f:
             args = ("--tokenizer", self.file("mine.json", f.read()))
         with mock.patch.object(prepare, "BATCH_BYTES", 4000):
-            self.assertEqual(self.prepare("text", path, *args, "--overwrite")[0], 0)
+            self.made("text", path, *args, "--overwrite")
             expected = self.contents()
             shutil.rmtree(self.out)
             self.interrupted(path, 2, args)
-            self.assertEqual(self.prepare("text", path, *args)[0], 0)
+            self.made("text", path, *args)
         self.assertEqual(self.contents(), expected)
 
     def test_a_missing_shard_is_named(self):
@@ -342,40 +328,32 @@ class Resuming(DataPrepTest):
             self.interrupted(path, 5, args[2:])
             first = os.path.join(self.out, "text_train_000000.bin")
             os.remove(first)
-            code, printed = self.prepare(*args)
-            self.assertEqual(code, 1)
-            self.assertIn("text_train_000000.bin is missing or of another size", printed)
-            self.assertEqual(self.prepare(*args, "--overwrite")[0], 0)
+            self.refused("text_train_000000.bin is missing or of another size", *args)
+            self.made(*args, "--overwrite")
         os.remove(first)
-        code, printed = self.prepare(*args)
-        self.assertEqual(code, 1)
-        self.assertIn("dataset.json lists text_train_000000.bin, which is missing", printed)
+        self.refused("dataset.json lists text_train_000000.bin, which is missing", *args)
 
     def test_finished_is_left_alone_and_other_settings_are_refused(self):
         path = self.file("a.txt", b"some text\n" * 100)
-        self.assertEqual(self.prepare("text", path)[0], 0)
+        self.made("text", path)
         before = os.stat(os.path.join(self.out, "dataset.json")).st_mtime_ns
-        self.assertEqual(self.prepare("text", path)[0], 0)
+        self.made("text", path)
         self.assertEqual(os.stat(os.path.join(self.out, "dataset.json")).st_mtime_ns, before)
-        code, printed = self.prepare("text", path, "--shard-tokens", "50")
-        self.assertEqual(code, 1)
-        self.assertIn("(shard_tokens)", printed)
-        self.assertEqual(self.prepare("text", path, "--shard-tokens", "50", "--overwrite")[0], 0)
+        self.refused("(shard_tokens)", "text", path, "--shard-tokens", "50")
+        self.made("text", path, "--shard-tokens", "50", "--overwrite")
 
     def test_a_look_that_fails_leaves_nothing_unfinished(self):
         path = self.file("a.txt", b"some text\n" * 100)
         really = os.path.exists
         # False is what it says of EIO, too.
         with mock.patch.object(os.path, "exists", lambda p: not p.endswith("unfinished.json") and really(p)):
-            self.assertEqual(self.prepare("text", path)[0], 0)
+            self.made("text", path)
         self.assertNotIn("unfinished.json", os.listdir(self.out))
 
     def test_shards_of_others_are_not_removed(self):
         path = self.file("a.txt", b"some text\n" * 100)
         foreign = self.file("out/text_train_000000.bin", b"precious")
-        code, printed = self.prepare("text", path)
-        self.assertEqual(code, 1)
-        self.assertIn("text_train_000000.bin, which no prepare.py left unfinished", printed)
+        self.refused("text_train_000000.bin, which no prepare.py left unfinished", "text", path)
         with open(foreign, "rb") as f:
             self.assertEqual(f.read(), b"precious")
 
@@ -384,9 +362,7 @@ class Resuming(DataPrepTest):
         os.makedirs(self.out)
         with open(os.path.join(self.out, ".lock"), "w") as lock:
             prepare.fcntl.flock(lock, prepare.fcntl.LOCK_EX)
-            code, printed = self.prepare("text", path)
-        self.assertEqual(code, 1)
-        self.assertIn("another prepare.py", printed)
+            self.refused("another prepare.py", "text", path)
 
 
 class Shards(DataPrepTest):
@@ -407,7 +383,7 @@ class Shards(DataPrepTest):
     def test_format_follows_the_vocabulary(self):
         self.assertEqual([shards.format_for(v) for v in (257, 65536, 65537)], ["gpt-2", "gpt-2", "llama-3"])
         path = self.file("a.txt", b"some text\n" * 100)
-        self.assertEqual(self.prepare("text", path, "--format", "llama-3")[0], 0)
+        self.made("text", path, "--format", "llama-3")
         self.assertEqual(bytes(self.ids("train")[1:11]), b"some text\n")
 
 
@@ -432,7 +408,7 @@ class Synthetic(DataPrepTest):
             self.assertNotEqual(list(text), list(next(source.blocks("val", 200000))[0]))
 
     def test_command(self):
-        self.assertEqual(self.prepare("synthetic", "--tokens", "20k", "--val-tokens", "5k", "--symbols", "16")[0], 0)
+        self.made("synthetic", "--tokens", "20k", "--val-tokens", "5k", "--symbols", "16")
         d, val = self.dataset(), self.ids("val")
         self.assertEqual((d["vocab_size"], d["train"]["tokens"], d["val"]["tokens"]), (17, 20001, 5001))
         source = synthetic.MarkovSource(16, 1, 1)
@@ -478,10 +454,7 @@ class Encoders(DataPrepTest):
     def test_trained_bpe(self):
         text = b"the cat sat on the mat; the cat ran 12345 times.\n" * 200 + b"<|endoftext|> is text here\n"
         for split in ("llama3", "gpt2", "smollm2"):
-            code, printed = self.prepare(
-                "text", self.file("a.txt", text), "--tokenizer", "bpe:270", "--bpe-split", split, "--overwrite"
-            )
-            self.assertEqual(code, 0, printed)
+            self.made("text", self.file("a.txt", text), "--tokenizer", "bpe:270", "--bpe-split", split, "--overwrite")
             train, val, d = self.ids("train"), self.ids("val"), self.dataset()
             self.assertEqual((train[0], val[0], d["tokenizer"]["eot_id"], d["vocab_size"]), (0, 0, 0, 270))
             self.assertNotIn(0, train[1:] + val[1:], "text must not produce special tokens")
