@@ -301,21 +301,32 @@ class TextCorpus(Corpus):
                 raise PrepareError(f"{path}: {e}") from e
 
     def _documents_of(self, number, path, split):
-        kind = kind_of_file(path)
-        if kind == "jsonl":
-            yield from self._json_lines(number, path, split)
-        elif kind == "parquet":
-            yield from self._parquet_rows(number, path, split)
-        elif kind == "json" and self._is_array(path):
-            yield from self._array_rows(number, path, split)
-        elif kind in ("csv", "tsv") and self.field in self._columns(path):
-            yield from self._table_rows(number, path, split)
+        if (rows := self._rows(path)) is not None:
+            for what, row, text, problem in rows:
+                if problem:
+                    self._bad(path, f"{what} {row}", problem)
+                elif text:
+                    side = split or self._split(f"{number}:{row}")
+                    yield from self._in_pieces(side, text.encode("utf-8", "replace"))
         elif self.separator not in (None, "none") or self.split_inside or self._has_marks(path):
             yield from self._separated(number, path, split)
         elif split is None and len(self._files) < self.FEW_FILES and (not is_packed(path) or self._cut_packed):
             yield from self._head_and_tail(path)
         else:
             yield from self._read(path, split or self._split(number))
+
+    def _rows(self, path):
+        """(what a row is called, its number from 1, its text, what is wrong with it) of a file that has rows; else None."""
+        kind = kind_of_file(path)
+        if kind == "jsonl":
+            return self._json_lines(path)
+        if kind == "parquet":
+            return self._parquet_rows(path)
+        if kind == "json" and self._is_array(path):
+            return self._array_rows(path)
+        if kind in ("csv", "tsv") and self.field in self._columns(path):
+            return self._table_rows(path)
+        return None
 
     def _split(self, key):
         return split_of(key, self.seed, self.val_fraction)
@@ -343,34 +354,22 @@ class TextCorpus(Corpus):
             return None, f"has {kind.get(type(row[self.field]), 'a number')} in '{self.field}', not text"
         return row[self.field], None
 
-    def _json_lines(self, number, path, split):
+    def _json_lines(self, path):
         with open_text(path) as f:
-            for line_number, line in enumerate(f, 1):
-                if not line.strip():
-                    continue
-                text, problem = self._json_text(line)
-                if problem:
-                    self._bad(path, f"line {line_number}", problem)
-                elif text:
-                    data = text.encode("utf-8", "replace")
-                    yield from self._in_pieces(split or self._split(f"{number}:{line_number}"), data)
-
-    def _row(self, number, path, where, row, text, problem, split):
-        if problem:
-            self._bad(path, f"{where} {row}", problem)
-        elif text:
-            yield from self._in_pieces(split or self._split(f"{number}:{row}"), text.encode("utf-8", "replace"))
+            for number, line in enumerate(f, 1):
+                if line.strip():
+                    yield "line", number, *self._json_text(line)
 
     def _is_array(self, path):
         """A .json file that is a list of objects; others are text, as any file is."""
         with open_text(path) as f:
             return re.match(rb"(\xef\xbb\xbf)?\s*\[\s*\{", f.read(4096)) is not None
 
-    def _array_rows(self, number, path, split):
+    def _array_rows(self, path):
         with open_text(path) as f:
             rows = read_array(path, f)
-        for row, value in enumerate(rows, 1):
-            yield from self._row(number, path, "object", row, *self._row_text(value), split)
+        for number, value in enumerate(rows, 1):
+            yield "object", number, *self._row_text(value)
 
     def _table(self, path):
         """Rows of a .csv or .tsv file as dictionaries."""
@@ -399,13 +398,13 @@ class TextCorpus(Corpus):
             )
         return columns
 
-    def _table_rows(self, number, path, split):
+    def _table_rows(self, path):
         text, rows = self._table(path)
         with text:
             try:
-                for row, value in enumerate(rows, 1):
-                    problem = None if value[self.field] is not None else f"has no '{self.field}'"
-                    yield from self._row(number, path, "row", row, value[self.field], problem, split)
+                for number, value in enumerate(rows, 1):
+                    text = value[self.field]
+                    yield "row", number, text, f"has no '{self.field}'" if text is None else None
             except csv.Error as e:
                 raise PrepareError(f"{path}, line {rows.line_num}: not a table: {e}") from e
 
@@ -452,8 +451,8 @@ class TextCorpus(Corpus):
         columns = [group.column(c) for group in groups for c in range(group.num_columns)]
         return sum(c.total_uncompressed_size for c in columns if c.path_in_schema == self.field)
 
-    def _parquet_rows(self, number, path, split=None):
-        file, row = self._parquet_file(path), 1  # counted as the lines of JSONL are
+    def _parquet_rows(self, path):
+        file, row = self._parquet_file(path), 1
         batches = file.iter_batches(batch_size=256, columns=[self.field])
         while True:
             try:
@@ -465,11 +464,7 @@ class TextCorpus(Corpus):
             if batch is None:
                 return
             for text in batch.column(0).to_pylist():
-                if text:
-                    side = split or self._split(f"{number}:{row}")
-                    yield from self._in_pieces(side, text.encode("utf-8", "replace"))
-                elif text is None:
-                    self._bad(path, f"row {row}", f"has null in '{self.field}', not text")
+                yield "row", row, text, f"has null in '{self.field}', not text" if text is None else None
                 row += 1
 
     def _separated(self, number, path, split):

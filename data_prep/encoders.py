@@ -51,10 +51,7 @@ def plain_tokenizer_json(symbols):
             {
                 "id": len(symbols),
                 "content": EOT,
-                "single_word": False,
-                "lstrip": False,
-                "rstrip": False,
-                "normalized": False,
+                **dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False),
                 "special": True,
             }
         ],
@@ -64,13 +61,8 @@ def plain_tokenizer_json(symbols):
         "decoder": byte_level,
         "model": {
             "type": "BPE",
-            "dropout": None,
-            "unk_token": None,
-            "continuing_subword_prefix": None,
-            "end_of_word_suffix": None,
-            "fuse_unk": False,
-            "byte_fallback": False,
-            "ignore_merges": False,
+            **dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix")),
+            **dict.fromkeys(("fuse_unk", "byte_fallback", "ignore_merges"), False),
             "vocab": {characters[b]: i for i, b in enumerate(symbols)},
             "merges": [],
         },
