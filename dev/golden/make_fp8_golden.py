@@ -3,16 +3,9 @@
 
 For each type: the 256 values as fp32 bits, then FNV-1a (64 bits) of the codes of all 65536 bf16 numbers in order of
 their bits, clipped to the largest number first (ml_dtypes does not saturate); NaNs are left out."""
-import numpy as np
 import ml_dtypes
-
-
-def fnv(data):
-    h = 0xcbf29ce484222325
-    for byte in data:
-        h = (h ^ byte) * 0x100000001b3 & 0xffffffffffffffff
-    return h
-
+import numpy as np
+from make_schedule_golden import fnv1a
 
 bf16 = (np.arange(65536, dtype=np.uint32) << 16).view(np.float32)
 bf16 = bf16[~np.isnan(bf16)]
@@ -22,7 +15,7 @@ for name, kind in (("E4m3", ml_dtypes.float8_e4m3fn), ("E5m2", ml_dtypes.float8_
     codes = np.clip(bf16, -most, most).astype(kind).view(np.uint8)
     values = np.arange(256, dtype=np.uint8).view(kind).astype(np.float32).view(np.uint32)
     values[np.isnan(values.view(np.float32))] = 0x7fc00000
-    print(f"constexpr uint64_t k{name}Hash = 0x{fnv(codes.tobytes()):016x}u, "
-          f"k{name}ValuesHash = 0x{fnv(values.tobytes()):016x}u;")
+    print(f"constexpr uint64_t k{name}Hash = 0x{fnv1a(codes.tobytes()):016x}u, "
+          f"k{name}ValuesHash = 0x{fnv1a(values.tobytes()):016x}u;")
 e8m0 = np.arange(255, dtype=np.uint8).view(ml_dtypes.float8_e8m0fnu).astype(np.float32).view(np.uint32)
-print(f"constexpr uint64_t kE8m0ValuesHash = 0x{fnv(e8m0.tobytes()):016x}u;  // without the NaN, code 255")
+print(f"constexpr uint64_t kE8m0ValuesHash = 0x{fnv1a(e8m0.tobytes()):016x}u;  // without the NaN, code 255")

@@ -56,9 +56,9 @@ def csv(order):
     return "".join(",".join(str(a) for a in order[r] if a is not None and "REDUCE_GRAD" not in str(a)) + "\n" for r in sorted(order))
 
 
-def fnv1a(text):
+def fnv1a(data):
     value = 0xcbf29ce484222325
-    for byte in text.encode():
+    for byte in data:
         value = (value ^ byte) * 0x100000001b3 & 0xffffffffffffffff
     return value
 
@@ -83,7 +83,7 @@ def main():
         for ranks, micro_batches in GRID:
             made = order(module, name, ranks, micro_batches)
             text = csv({r: made[r] for r in range(ranks - (name == "1f1b"))})
-            print(name.rstrip("4"), ranks, micro_batches, v, f"{fnv1a(text):016x}")
+            print(name.rstrip("4"), ranks, micro_batches, v, f"{fnv1a(text.encode()):016x}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What PyTorch's DDP and FSDP keep on each rank, in bytes: parameters, gradients, exp_avg, exp_avg_sq.
 
-  dev/golden/make_sharding_golden.py > dev/golden/sharding.json      needs torch (PyPI), no GPU; a minute
+  dev/golden/make_sharding_golden.py > dev/golden/sharding.json      needs torch, transformers (PyPI), no GPU; a minute
 
 A LLaMA of the preset `bytes` in fp32 takes one step of AdamW on gloo. Bytes are those of the storage that a rank's tensors keep,
 of FSDP (fully_shard of each block and of the rest) its local part. dev/run/tables.py sources --check compares ours with them.
@@ -14,43 +14,13 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from torch import nn
 from torch.distributed.fsdp import fully_shard
-from torch.nn.functional import cross_entropy, scaled_dot_product_attention, silu
+from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from transformers import LlamaConfig, LlamaForCausalLM
 
-DIM, LAYERS, HEADS, KV_HEADS, HEAD, FFN, VOCAB, T = 256, 4, 8, 4, 32, 688, 512, 32
-
-
-class Block(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.norm1, self.norm2 = nn.RMSNorm(DIM), nn.RMSNorm(DIM)
-        self.q, self.o = nn.Linear(DIM, HEADS * HEAD, bias=False), nn.Linear(HEADS * HEAD, DIM, bias=False)
-        self.k, self.v = nn.Linear(DIM, KV_HEADS * HEAD, bias=False), nn.Linear(DIM, KV_HEADS * HEAD, bias=False)
-        self.gate, self.up = nn.Linear(DIM, FFN, bias=False), nn.Linear(DIM, FFN, bias=False)
-        self.down = nn.Linear(FFN, DIM, bias=False)
-
-    def forward(self, x):  # without positions: they keep nothing
-        h = self.norm1(x)
-        q, k, v = (f(h).view(1, T, -1, HEAD).transpose(1, 2) for f in (self.q, self.k, self.v))
-        a = scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-        x = x + self.o(a.transpose(1, 2).reshape(1, T, -1))
-        h = self.norm2(x)
-        return x + self.down(silu(self.gate(h)) * self.up(h))
-
-
-class Llama(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.embedding, self.norm = nn.Embedding(VOCAB, DIM), nn.RMSNorm(DIM)
-        self.blocks, self.head = nn.ModuleList(Block() for _ in range(LAYERS)), nn.Linear(DIM, VOCAB, bias=False)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens)
-        for block in self.blocks:
-            x = block(x)
-        return self.head(self.norm(x))
+CONFIG = LlamaConfig(hidden_size=256, num_hidden_layers=4, num_attention_heads=8, num_key_value_heads=4, intermediate_size=688, vocab_size=512)
+T = 32
 
 
 def kept(tensors):  # FSDP's gradients of a block are parts of one storage
@@ -62,16 +32,16 @@ def rank_main(rank, ranks, how, out):
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29517", OMP_NUM_THREADS="1")
     dist.init_process_group("gloo", rank=rank, world_size=ranks)
     torch.set_num_threads(1)
-    model = Llama()
+    model = LlamaForCausalLM(CONFIG)
     if how == "DDP":
         wrapped = DistributedDataParallel(model)
     else:
-        for block in model.blocks:
+        for block in model.model.layers:
             fully_shard(block)
         wrapped = fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    tokens = torch.arange(T + 1).view(1, -1) % VOCAB
-    cross_entropy(wrapped(tokens[:, :-1])[0], tokens[0, 1:]).backward()
+    tokens = torch.arange(T + 1).view(1, -1)
+    cross_entropy(wrapped(input_ids=tokens[:, :-1], use_cache=False).logits[0], tokens[0, 1:]).backward()
     optimizer.step()
     parameters = list(model.parameters())
     mine = {"parameters": kept(parameters), "gradients": kept(p.grad for p in parameters)}

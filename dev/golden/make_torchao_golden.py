@@ -7,17 +7,11 @@ bits) over the codes row by row, the codes transposed, and the bits of 1 / scale
 import numpy as np
 import torch
 import torchao
+from make_schedule_golden import fnv1a
 from torchao.float8.float8_scaling_utils import hp_tensor_to_float8_dynamic
 from torchao.float8.float8_training_tensor import LinearMMConfig
 
 ROWS, COLUMNS, BASES = 96, 160, (100, 127, 180, 250)
-
-
-def fnv(data):
-    h = 0xCBF29CE484222325
-    for byte in data:
-        h = (h ^ byte) * 0x100000001B3 & 0xFFFFFFFFFFFFFFFF
-    return h
 
 
 def tensor(base):
@@ -34,4 +28,4 @@ for name, kind in (("E4m3", torch.float8_e4m3fn), ("E5m2", torch.float8_e5m2)):
         made = hp_tensor_to_float8_dynamic(tensor(base), kind, LinearMMConfig())
         codes = made._data.view(torch.uint8).numpy()
         out += codes.tobytes() + codes.T.tobytes() + made._scale.reciprocal().numpy().tobytes()
-    print(f"constexpr uint64_t kTorchao{name} = 0x{fnv(out):016x}u;")
+    print(f"constexpr uint64_t kTorchao{name} = 0x{fnv1a(out):016x}u;")

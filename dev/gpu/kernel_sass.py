@@ -16,16 +16,15 @@ import re
 import subprocess
 import sys
 
+from attention_model import print_head, print_row
+
 WIDTH = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
+CUOBJDUMP = os.environ.get("CUOBJDUMP", "cuobjdump")
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, {"80": 164 << 10, "90a": 228 << 10}
 
 
 def run(*command):
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout
-
-
-def cuobjdump():
-    return os.environ.get("CUOBJDUMP", "cuobjdump")
 
 
 def width(opcode):
@@ -115,8 +114,8 @@ def demangle(names):
 
 
 def kernels_of(path, arch):
-    sass = run(cuobjdump(), "-sass", "-arch", "sm_" + arch, path)
-    usage = run(cuobjdump(), "--dump-resource-usage", "-arch", "sm_" + arch, path)
+    sass = run(CUOBJDUMP, "-sass", "-arch", "sm_" + arch, path)
+    usage = run(CUOBJDUMP, "--dump-resource-usage", "-arch", "sm_" + arch, path)
     resources = {}
     for name, registers_, shared in re.findall(r"Function (\S+):\s*\n\s*REG:(\d+).*?SHARED:(\d+)", usage):
         resources[name] = (int(registers_), int(shared))
@@ -192,22 +191,13 @@ def counts(counter):
     return " ".join(f"{n}x{b}" for b, n in sorted(counter.items(), reverse=True)) or "-"
 
 
-def row(*cells):
-    print("| " + " | ".join(map(str, cells)) + " |")
-
-
-def head(*cells):
-    row(*cells)
-    print("|" + "---|" * len(cells))
-
-
 def table(kernels, arch):
     device = DEVICES[arch]
     print(f"sm_{arch}, for one {device.name}: {device.need / 1024:.0f} KiB of loads under way per multiprocessor would do")
     print(f"if all bytes were loads; {device.issue:.0f} instructions and {device.mufu:.1f} MUFU operations per thread fit")
     print("into the time of 16 bytes.\n")
-    head("kernel", "shape", "loads, stores", "registers", "threads", "blocks per SM", "waves", "under way per thread",
-         "per SM, KiB", "instructions per 16 bytes", "MUFU", "barriers")
+    print_head(["kernel", "shape", "loads, stores", "registers", "threads", "blocks per SM", "waves", "under way per thread",
+                "per SM, KiB", "instructions per 16 bytes", "MUFU", "barriers"])
     for launch in LAUNCHES:
         for k in (k for k in kernels if k.name == launch.pattern):
             blocks = occupancy(k, launch, arch)
@@ -216,9 +206,9 @@ def table(kernels, arch):
             under_way = k.peak * launch.threads * min(blocks, grid / device.multiprocessors)
             each = 16 * k.instructions / k.moved
             mufu = 16 * k.mufu / k.moved
-            row(k.name, launch.shape, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, launch.threads, blocks,
-                f"{waves:.2f}", k.peak, f"{under_way / 1024:.0f}", f"{each:.0f}: {100 * each / device.issue:.0f} %",
-                f"{mufu:.1f}: {100 * mufu / device.mufu:.0f} %", k.barriers)
+            print_row([k.name, launch.shape, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, launch.threads, blocks,
+                       f"{waves:.2f}", k.peak, f"{under_way / 1024:.0f}", f"{each:.0f}: {100 * each / device.issue:.0f} %",
+                       f"{mufu:.1f}: {100 * mufu / device.mufu:.0f} %", k.barriers])
 
 
 def main():
@@ -237,11 +227,11 @@ def main():
     if options.all is None:
         table(kernels, options.arch)
         return
-    head("kernel", "loads, stores", "registers", "under way per thread", "instructions per 16 bytes", "MUFU", "barriers")
+    print_head(["kernel", "loads, stores", "registers", "under way per thread", "instructions per 16 bytes", "MUFU", "barriers"])
     for k in kernels:
         if re.search(options.all, k.name) and k.moved:
-            row(k.name, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, k.peak,
-                f"{16 * k.instructions / k.moved:.1f}", f"{16 * k.mufu / k.moved:.1f}", k.barriers)
+            print_row([k.name, f"{counts(k.loads)}, {counts(k.stores)}", k.registers, k.peak,
+                       f"{16 * k.instructions / k.moved:.1f}", f"{16 * k.mufu / k.moved:.1f}", k.barriers])
 
 
 if __name__ == "__main__":

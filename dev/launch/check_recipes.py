@@ -18,6 +18,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 GB = 1e9
 VOCABULARIES = {"gpt2": 50257, "llama3": 128256, "bytes": 257}
@@ -29,7 +30,7 @@ def vocabulary(tokenizer):
 
 def stand_in_data(root, text):
     """A folder that looks like the data that the recipe's data-command makes."""
-    words = shlex.split(read_toml(text).get("data-command", ""))
+    words = shlex.split(tomllib.loads(text).get("data-command", ""))
     if not words:
         return
     folder = words[words.index("--out") + 1]
@@ -46,25 +47,12 @@ def stand_in_data(root, text):
             json.dump(dataset, f)
 
 
-def read_toml(text):
-    """Keys and values of a flat file: strings, numbers, booleans."""
-    out = {}
-    for line in text.splitlines():
-        if m := re.match(r'^([a-z][a-z0-9-]*) *= *(?:"([^"]*)"|([^#\s]+))', line):
-            out[m[1]] = m[2] if m[2] is not None else m[3]
-    return out
-
-
-def settings(toml, words):
-    out = dict(toml)
-    i = 0
-    while i < len(words):
-        if words[i].startswith("--") and i + 1 < len(words) and not words[i + 1].startswith("--"):
-            out[words[i][2:]] = words[i + 1]
-            i += 1
-        elif words[i].startswith("--"):
-            out[words[i][2:]] = "true"
-        i += 1
+def settings(text, words):
+    """Those of the file, then of the command."""
+    out = tomllib.loads(text)
+    for word, after in zip(words, [*words[1:], "--"]):
+        if word.startswith("--"):
+            out[word[2:]] = True if after.startswith("--") else after
     return out
 
 
@@ -88,7 +76,7 @@ def commands(text):
 def check(path, who, ranks, words, program, work, machine):
     """A line for people, and what is wrong with the command, or None."""
     with open(path) as f:
-        flags = settings(read_toml(f.read()), words)
+        flags = settings(f.read(), words)
     if words[0] == "generate":
         names = re.findall(r"--([a-z-]+)", " ".join(words))
         text = subprocess.run([program, "generate", "--help"], capture_output=True, text=True).stdout
