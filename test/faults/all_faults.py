@@ -30,9 +30,11 @@ import sys
 import tempfile
 import time
 
-import run_rows
+sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "program"))
+import checks  # noqa: E402
+import run_rows  # noqa: E402
+from checks import ROOT, weights, work  # noqa: E402
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
 SHAPE = (
     "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --threads 1"
 ).split()
@@ -45,18 +47,16 @@ class Start:
 
     code: int
     output: str
-    seconds: float
 
 
 class Setting:
     """The text, the undisturbed runs and the folders that cases begin with."""
 
-    def __init__(self, program, shim, work, timeout=40, device="cpu"):
-        self.program, self.shim, self.work, self.timeout = program, shim, pathlib.Path(work), timeout
+    def __init__(self, program, shim, timeout=40, device="cpu"):
+        self.program, self.shim, self.work, self.timeout = program, shim, work, timeout
         self.device = ["--device", device]
         self.data = self.work / "data"
-        table = self.must(self.run([program, "--help"])).split("Exit codes:")[1]
-        self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table, re.M)}
+        self.exit_codes = exit_codes(self.must(self.run([program, "--help"])))
         subprocess.run(prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         whole = self.work / "whole"
         self.must(self.train(whole))
@@ -74,18 +74,14 @@ class Setting:
         return start.output
 
     def run(self, command, **more):
-        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
-        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
-        env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", **more)
-        began = time.monotonic()
+        env = {**os.environ, **more}
+        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
         try:
-            done = subprocess.run(
-                command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=self.timeout
-            )
+            done = subprocess.run(command, env=env, timeout=self.timeout, **both)
             code, output = done.returncode, done.stdout
         except subprocess.TimeoutExpired as late:
             code, output = "hang", late.stdout or b""
-        return Start(code, output.decode(errors="replace"), time.monotonic() - began)
+        return Start(code, output.decode(errors="replace"))
 
     def train(self, out, *flags, limit=(), **more):
         command = [*limit, self.program, *TRAIN, *self.device, "--data", str(self.data), "--out", str(out), *flags]
@@ -99,17 +95,17 @@ class Setting:
         return self.train(out, "--resume", "auto", *flags, **more)
 
 
+def exit_codes(text):
+    """Those of the table in --help."""
+    return {int(code) for code in re.findall(r"^ +(\d+)\t", text.split("Exit codes:")[1], re.M)}
+
+
 def prepare_command(to):
     return [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K", "--out", str(to)]
 
 
 def export_command(program, folder, to):
     return [program, "export", "--from", str(folder), "--to", str(to), "--dtype", "bf16"]
-
-
-def weights(folder):
-    file = folder / "final/model.safetensors"
-    return hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
 
 
 def files_of(folder):
@@ -279,8 +275,7 @@ class Case:
         return f"{self.scenario.name}:{self.where}:{self.do}"
 
     def run(self, keep=False):
-        work = self.scenario.setting.work
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=work))
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=None if keep else work))
         try:
             self.scenario.prepare(folder)
             key, value = self.where.split("=")
@@ -384,23 +379,22 @@ class Tally:
 
     def add(self, case, problem, output):
         self.row(case)["run"] += 1
+        what, about = f"{case.name()}  ({case.call})", "\n".join([problem, *output.splitlines()[-6:]])
+        checks.check(what, not problem, about)
         if problem:
             self.row(case)["failed"] += 1
-            lines = [f"FAILED: {case.name()}  ({case.call})", problem, *output.splitlines()[-6:]]
-            self.failures.append("\n  ".join(lines))
-            print(self.failures[-1], flush=True)
+            self.failures.append(f"FAILED: {what}\n{about}")
 
     def total(self, key):
         return sum(row[key] for row in self.rows.values())
 
     def report(self, command):
-        commit = subprocess.run(
-            ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
-        )
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
         text = [
             f"# Every call fails once: {time.strftime('%Y-%m-%d', time.gmtime())}",
             "",
-            f"`{command}` at commit {commit.stdout.strip()}, {os.cpu_count()} cores, CPU.",
+            f"`{command}` at commit {commit}, {os.cpu_count()} cores, CPU.",
             "",
             f"**{self.total('run')} of {self.total('cases')} cases in {time.monotonic() - self.began:.0f} s, "
             f"{self.before + core_minutes():.1f} core-minutes; {self.total('failed')} failed.** Of {self.total('firsts')} first calls of a place,"
@@ -479,13 +473,12 @@ def run_all(cases, args, journal):
                 tally.add(case, problem, done.output)
                 journal.add(case, problem, done.output)
             if args.report:
-                pathlib.Path(args.report).write_text(
-                    tally.report(" ".join(["test/faults/all_faults.py", *sys.argv[1:]]))
-                )
-    run, failed = tally.total("run"), tally.total("failed")
+                command = " ".join(["test/faults/all_faults.py", *sys.argv[1:]])
+                pathlib.Path(args.report).write_text(tally.report(command))
+    run = tally.total("run")
     print(f"{run} cases in {time.monotonic() - tally.began:.0f} s and {core_minutes():.1f} core-minutes")
-    print(f"{run - failed} passed, {failed} failed, {len(cases) - run} skipped")
-    return 1 if failed else 0
+    checks.skipped = len(cases) - run
+    checks.end()
 
 
 def main():
@@ -502,19 +495,18 @@ def main():
     parser.add_argument("--timeout", type=float, default=40)
     parser.add_argument("--journal", default="")
     parser.add_argument("--report", default="")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        setting = Setting(os.path.abspath(args.program), os.path.abspath(args.shim), work, args.timeout)
-        if args.case:
-            name, where, do = re.fullmatch(r"([^:]+):(.*):(\w+)", args.case).groups()
-            scenario = Scenario(name, setting)
-            scenario.paths = not name.endswith("memory")
-            _, problem, done = Case(scenario, where, do, "").run(keep=True)
-            print(done.output, problem or "passed", sep="\n")
-            return 1 if problem else 0
-        cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
-        return run_all(cases, args, Journal(args.journal, setting))
+    args = parser.parse_args(checks.arguments)
+    setting = Setting(args.program, args.shim, args.timeout)
+    if args.case:
+        name, where, do = re.fullmatch(r"([^:]+):(.*):(\w+)", args.case).groups()
+        scenario = Scenario(name, setting)
+        scenario.paths = not name.endswith("memory")
+        _, problem, done = Case(scenario, where, do, "").run(keep=True)
+        print(done.output, problem or "passed", sep="\n")
+        sys.exit(bool(problem))
+    cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
+    run_all(cases, args, Journal(args.journal, setting))
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

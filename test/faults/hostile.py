@@ -12,18 +12,16 @@ opened, nothing is written outside of the case's folder. --quick: the first star
 import argparse
 import json
 import os
-import pathlib
 import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import all_faults
+from checks import arguments, check, end, skip, work
 
 SECRET = "cafe0ddba11-SECRET"
 SEES = "open,openat,openat2,creat,execve,execveat,unlink,unlinkat,rename,renameat,renameat2,mkdir,mkdirat,symlink,symlinkat,link,linkat,truncate,connect"
@@ -196,8 +194,8 @@ CASES = [
 
 
 class Hostile:
-    def __init__(self, program, work, strace, seconds):
-        self.program, self.work, self.strace, self.seconds = program, pathlib.Path(work), strace, seconds
+    def __init__(self, program, seconds):
+        self.program, self.work, self.strace, self.seconds = program, work, False, seconds
         self.data = self.work / "data"
         subprocess.run(all_faults.prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
         self.run_folder = self.work / "run"
@@ -210,9 +208,7 @@ class Hostile:
     def start(self, command, place, trace=True):
         log = self.work / "strace.log"
         traced = ["strace", "-f", "-qq", "-s", "512", "-e", f"trace={SEES}", "-o", log] if trace and self.strace else []
-        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT")}
-        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
-        env.update(OMP_NUM_THREADS="1", HOME=str(place), XDG_CACHE_HOME=str(place / "cache"))
+        env = {**os.environ, "HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
         began = time.monotonic()
         with open(self.work / "output", "w+b") as output:
             child = subprocess.Popen([str(c) for c in [*traced, *command]], env=env, cwd=place, stdin=subprocess.DEVNULL,
@@ -370,37 +366,26 @@ def main():
     parser.add_argument("--only", default="")
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--no-strace", action="store_true")
-    args = parser.parse_args()
-    can = subprocess.run("strace -o /dev/null true", shell=True, capture_output=True, check=False).returncode == 0
-    has_jinja = (
-        subprocess.run([sys.executable, "-c", "import jinja2"], capture_output=True, check=False).returncode == 0
-    )
-    passed = failed = skipped = 0
+    args = parser.parse_args(arguments)
+    can = subprocess.run("strace -o /dev/null true", shell=True, capture_output=True).returncode == 0
+    has_jinja = subprocess.run([sys.executable, "-c", "import jinja2"], capture_output=True).returncode == 0
     if not can and not args.quick:
-        skipped += 1
-        print("skipped: what is opened and executed: no strace here, or it may not trace")
-    with tempfile.TemporaryDirectory() as work:
-        hostile = Hostile(os.path.abspath(args.program), work, False, args.seconds)
-        for name, kinds, file, act in CASES:
-            if args.only not in name:
+        skip("what is opened and executed: no strace here, or it may not trace")
+    hostile = Hostile(args.program, args.seconds)
+    for name, kinds, file, act in (case for case in CASES if args.only in case[0]):
+        for kind in kinds[:1] if args.quick else kinds:
+            if kind == "chat" and not has_jinja:
+                skip(f"{name}: no jinja2 here")
                 continue
-            for kind in kinds[:1] if args.quick else kinds:
-                if kind == "chat" and not has_jinja:
-                    skipped += 1
-                    print(f"skipped: {name}: no jinja2 here")
-                    continue
-                problems, done = hostile.one(kind, file, act)
-                if can and not args.quick and not args.no_strace and kind == kinds[0]:
-                    hostile.strace = True
-                    problems += hostile.one(kind, file, act)[0]
-                    hostile.strace = False
-                passed, failed = passed + (not problems), failed + bool(problems)
-                if problems:
-                    said = done["output"][-600:].encode("unicode_escape").decode()
-                    print(f"FAILED: {name} by {kind}: {'; '.join(dict.fromkeys(problems))}\n    {said}", flush=True)
-    print(f"{passed} passed, {failed} failed, {skipped} skipped")
-    return 1 if failed else 0
+            problems, done = hostile.one(kind, file, act)
+            if can and not args.quick and not args.no_strace and kind == kinds[0]:
+                hostile.strace = True
+                problems += hostile.one(kind, file, act)[0]
+                hostile.strace = False
+            said = done["output"][-600:].encode("unicode_escape").decode()
+            check(f"{name} by {kind}", not problems, "\n".join([*dict.fromkeys(problems), said]))
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,11 +12,10 @@ program that opens, reads, writes, renames or syncs a file of --out gets one EIN
 import argparse
 import os
 import shutil
-import sys
-import tempfile
 
 import all_faults
 import run_rows
+from checks import arguments, check, end, remove, weights
 
 # Without these there is no run: who holds it, where checkpoints lie, the end's weights.
 NEEDED = {"run.lock", "run.lock.owner", "checkpoints", "final"}
@@ -30,10 +29,7 @@ NAMES = [
 
 
 def put(path, kind):
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif path.exists():
-        path.unlink()
+    remove(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     if kind == "fifo":
         os.mkfifo(path)
@@ -42,7 +38,7 @@ def put(path, kind):
         (path / "inside").write_text("x")
 
 
-def judge(s, out, done, name, weights):
+def judge(s, out, done, name, wanted):
     if done.code == "hang":
         return "hangs"
     try:
@@ -51,7 +47,7 @@ def judge(s, out, done, name, weights):
     except ValueError as error:
         return f"a line of metrics.jsonl is torn: {error}"
     if done.code == 0:
-        return "" if all_faults.weights(out) == weights else "other weights"
+        return "" if weights(out) == wanted else "other weights"
     if name.split("/")[0] in NEEDED and done.code == 70 and "train_llama: " in done.output:
         return ""
     if done.code == 2 and "no checkpoint to resume from" in done.output and name == "checkpoints":
@@ -65,64 +61,42 @@ def main():
     parser.add_argument("shim")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--timeout", type=float, default=30)
-    o = parser.parse_args()
-    run = failed = 0
+    o = parser.parse_args(arguments)
 
     def tell(what, problem, done):
-        nonlocal run, failed
-        run += 1
-        if problem:
-            failed += 1
-            print(f"FAILED: {what}: {problem}", *done.output.splitlines()[-5:], sep="\n    ", flush=True)
+        check(what, not problem, "\n".join([problem, *done.output.splitlines()[-5:]]))
 
-    with tempfile.TemporaryDirectory() as work:
-        s = all_faults.Setting(os.path.abspath(o.program), os.path.abspath(o.shim), work, o.timeout)
-        whole, base = s.work / "w", s.work / "b"
-        s.must(s.train(whole, *FLAGS))
-        weights = all_faults.weights(whole)
-        s.must(s.train(base, *FLAGS, FAULT="step:0:4:term"), 75)
-        for number, name in enumerate(NAMES):
-            for kind in ("fifo", "folder"):
-                for how in ("begins", "resumes"):
-                    if o.quick and (number % 5 or (kind == "fifo") != (how == "begins")):
-                        continue
-                    out = s.work / "out"
-                    if how == "resumes":
-                        shutil.copytree(base, out)
-                    put(out / name, kind)
-                    done = s.train(out, *FLAGS, *(["--resume", "auto"] if how == "resumes" else []))
-                    if done.code == 2 and how == "begins":  # it takes what is there for an earlier run
-                        done = s.train(out, *FLAGS, "--overwrite")
-                    tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights), done)
-                    shutil.rmtree(out)
-        operations = {
-            "open",
-            "read",
-            "write",
-            "rename",
-            "fsync",
-            "stat",
-            "opendir",
-            "mkdir",
-            "close",
-            "truncate",
-            "reserve",
-            "link",
-        }
-        for how in ("resumes",) if o.quick else ("begins", "resumes"):
-            scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
-            wheres = all_faults.distinct(scenario.trace(), operations)
-            for where, call in wheres[::12] if o.quick else wheres:
-                folder = s.work / "case"
-                folder.mkdir()
-                scenario.prepare(folder)
-                done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])
-                problem = judge(s, folder / "out", done, "", s.reference)
-                tell(f"EINTR once, a run that {how}: {call} {where}", problem, done)
-                shutil.rmtree(folder)
-    print(f"{run - failed} passed, {failed} failed")
-    return 1 if failed else 0
+    s = all_faults.Setting(o.program, o.shim, o.timeout)
+    whole, base, out = s.work / "w", s.work / "b", s.work / "out"
+    s.must(s.train(whole, *FLAGS))
+    s.must(s.train(base, *FLAGS, FAULT="step:0:4:term"), 75)
+    for number, name in enumerate(NAMES):
+        for kind in ("fifo", "folder"):
+            for how in ("begins", "resumes"):
+                if o.quick and (number % 5 or (kind == "fifo") != (how == "begins")):
+                    continue
+                if how == "resumes":
+                    shutil.copytree(base, out)
+                put(out / name, kind)
+                done = s.train(out, *FLAGS, *(["--resume", "auto"] if how == "resumes" else []))
+                if done.code == 2 and how == "begins":  # it takes what is there for an earlier run
+                    done = s.train(out, *FLAGS, "--overwrite")
+                tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights(whole)), done)
+                shutil.rmtree(out)
+    operations = set("open read write rename fsync stat opendir mkdir close truncate reserve link".split())
+    for how in ("resumes",) if o.quick else ("begins", "resumes"):
+        scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
+        wheres = all_faults.distinct(scenario.trace(), operations)
+        for where, call in wheres[::12] if o.quick else wheres:
+            folder = s.work / "case"
+            folder.mkdir()
+            scenario.prepare(folder)
+            done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])
+            problem = judge(s, folder / "out", done, "", s.reference)
+            tell(f"EINTR once, a run that {how}: {call} {where}", problem, done)
+            shutil.rmtree(folder)
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

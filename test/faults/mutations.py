@@ -24,8 +24,8 @@ import sys
 import tempfile
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import all_faults
+from checks import arguments, check, end, weights
 
 KINDS = ["generate", "export", "gguf", "tune", "resume", "resume", "data", "config", "config", "mix"]
 NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 1e308, -1e-308, 0.5, 10**30]
@@ -182,7 +182,7 @@ class Mutations:
 
     def run(self, number, keep=False):
         chance = random.Random(f"{self.seed} {number}")
-        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=self.setting.work))
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=None if keep else self.setting.work))
         try:
             return (number, *self.one(folder, chance))
         finally:
@@ -249,7 +249,7 @@ class Mutations:
             return f"ends with {done.code}"
         if done.code != 0:
             return "" if re.search(r"\w+ \w+", done.output) else "no message"
-        if kind != "resume" or all_faults.weights(target) == self.setting.reference:
+        if kind != "resume" or weights(target) == self.setting.reference:
             return ""
         # The checkpoint's own words for people or a skipped check allow other weights, and that is said.
         return "" if "changed  " in done.output or "began" in done.output else "resumed to other weights"
@@ -266,32 +266,28 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--kinds", default="")
     parser.add_argument("--case", type=int, default=-1)
-    args = parser.parse_args()
+    args = parser.parse_args(arguments)
     os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:exitcode=99")
     os.environ.setdefault("UBSAN_OPTIONS", "halt_on_error=1:exitcode=99:print_stacktrace=1")
-    with tempfile.TemporaryDirectory() as work:
-        setting = all_faults.Setting(os.path.abspath(args.program), "", work, args.timeout, args.device)
-        mutations = Mutations(setting, args.seed, args.kinds)
-        if args.case >= 0:
-            _, kind, what, problem, done = mutations.run(args.case, keep=True)
-            print(kind, what, done.output, problem or "passed", sep="\n")
-            return 1 if problem else 0
-        chosen = f" --kinds {args.kinds}" if args.kinds else ""
-        began, count, failed, refused = time.monotonic(), 0, 0, 0
-        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            while count < args.cases and time.monotonic() - began < 60 * args.minutes:
-                batch = range(count, min(args.cases, count + 8 * args.jobs))
-                for number, kind, what, problem, done in pool.map(mutations.run, batch):
-                    count += 1
-                    refused += done.code != 0
-                    if problem:
-                        failed += 1
-                        print(f"FAILED: --seed {args.seed}{chosen} --case {number}: {kind} of {what}\n  {problem}")
-                        print("  " + "\n  ".join(done.output.splitlines()[-12:]), flush=True)
-        print(f"{count} cases in {time.monotonic() - began:.0f} s, {refused} of them refused")
-        print(f"{count - failed} passed, {failed} failed, 0 skipped")
-        return 1 if failed else 0
+    setting = all_faults.Setting(args.program, "", args.timeout, args.device)
+    mutations = Mutations(setting, args.seed, args.kinds)
+    if args.case >= 0:
+        _, kind, what, problem, done = mutations.run(args.case, keep=True)
+        print(kind, what, done.output, problem or "passed", sep="\n")
+        sys.exit(bool(problem))
+    chosen = f" --kinds {args.kinds}" if args.kinds else ""
+    began, count, refused = time.monotonic(), 0, 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        while count < args.cases and time.monotonic() - began < 60 * args.minutes:
+            batch = range(count, min(args.cases, count + 8 * args.jobs))
+            for number, kind, what, problem, done in pool.map(mutations.run, batch):
+                count += 1
+                refused += done.code != 0
+                about = "\n".join([problem, *done.output.splitlines()[-12:]])
+                check(f"--seed {args.seed}{chosen} --case {number}: {kind} of {what}", not problem, about)
+    print(f"{count} cases in {time.monotonic() - began:.0f} s, {refused} of them refused")
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

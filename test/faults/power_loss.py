@@ -19,11 +19,10 @@ import os
 import pathlib
 import random
 import shutil
-import sys
 import tempfile
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import all_faults
+from checks import arguments, check, end, weights, work
 
 
 class File:
@@ -208,7 +207,7 @@ def resume(setting, state):
         if done.code == 0:
             if state.must_resume and "resumed  " not in done.output:
                 return "began a new run, although a checkpoint had been published", done
-            return "" if all_faults.weights(out) == setting.reference else "ends with other weights", done
+            return "" if weights(out) == setting.reference else "ends with other weights", done
         if state.must_resume:
             return f"does not resume ({done.code}), although a checkpoint had been published", done
         return "" if "train_llama: " in done.output else "no message", done
@@ -224,34 +223,27 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=float, default=40)
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as work:
-        setting = all_faults.Setting(os.path.abspath(args.program), os.path.abspath(args.shim), work, args.timeout)
-        root = os.path.join(work, "recorded")
-        os.mkdir(root)
-        record = pathlib.Path(work) / "record"
-        faults = {"LD_PRELOAD": setting.shim, "FAULT_PATHS": root + "/", "FAULT_RECORD": str(record)}
-        setting.must(setting.train(pathlib.Path(root) / "out", **faults))
-        entries = read_record(record)
-        every = all_states(entries, root, args.seed)
-        chosen = every
-        if 0 < args.states < len(every):
-            chosen = [every[i * len(every) // args.states] for i in range(args.states)]
-        failed = resumed = 0
-        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for state, (problem, done) in zip(chosen, pool.map(lambda s: resume(setting, s), chosen), strict=True):
-                resumed += "resumed  " in done.output
-                if not problem:
-                    continue
-                failed += 1
-                print(
-                    f"FAILED: state {state.number}: after change {state.moment} ({state.call}), names {state.names}, data {state.how}"
-                )
-                print(f"  {problem}\n  " + "\n  ".join(done.output.splitlines()[-6:]), flush=True)
-        print(f"{len(entries)} changes, {len(every)} states, {len(chosen)} tried, {resumed} of them resumed")
-        print(f"{len(chosen) - failed} passed, {failed} failed, 0 skipped")
-        return 1 if failed else 0
+    args = parser.parse_args(arguments)
+    setting = all_faults.Setting(args.program, args.shim, args.timeout)
+    root, record = work / "recorded", work / "record"
+    root.mkdir()
+    faults = {"LD_PRELOAD": setting.shim, "FAULT_PATHS": f"{root}/", "FAULT_RECORD": str(record)}
+    setting.must(setting.train(root / "out", **faults))
+    entries = read_record(record)
+    every = all_states(entries, str(root), args.seed)
+    chosen = every
+    if 0 < args.states < len(every):
+        chosen = [every[i * len(every) // args.states] for i in range(args.states)]
+    resumed = 0
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for state, (problem, done) in zip(chosen, pool.map(lambda s: resume(setting, s), chosen), strict=True):
+            resumed += "resumed  " in done.output
+            when = f"after change {state.moment} ({state.call}), names {state.names}, data {state.how}"
+            about = "\n".join([problem, *done.output.splitlines()[-6:]])
+            check(f"state {state.number}: {when}", not problem, about)
+    print(f"{len(entries)} changes, {len(every)} states, {len(chosen)} tried, {resumed} of them resumed")
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -25,10 +25,10 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 
 import all_faults
+from checks import arguments, check, end, remove, text_data, weights, work
 
 FACTORS = {
     "pids": ["own", "same"],
@@ -114,9 +114,7 @@ class Case:
             command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
         if c["ranks"] != "1":
             command = ["mpirun", "-n", c["ranks"], *command]
-        env = {k: v for k, v in os.environ.items() if not k.startswith("FAULT") and k != "SLURM_JOB_END_TIME"}
-        env["RINGZERO_RUNS"] = ""  # a run without --out keeps nothing
-        env.update(OMP_NUM_THREADS="1", OMP_WAIT_POLICY="passive", TMPDIR=str(self.temporary))
+        env = {**os.environ, "TMPDIR": str(self.temporary)}
         if fault:
             env["FAULT"] = fault
         script, space = "", ["unshare", "--mount"]
@@ -195,11 +193,11 @@ class Case:
         want = self.s.reference(self.case)
         code, said = self.start(False, resume=True, out=good)
         if code == 2 and "no checkpoint to resume from" in said:  # all saves failed, and the final weights did not
-            if all_faults.weights(good) != want:
+            if weights(good) != want:
                 return "final weights of no run", said
         elif code != 0:
             return f"in good surroundings: {code}", said
-        elif all_faults.weights(good) != want:
+        elif weights(good) != want:
             return "other weights", said
         names = sorted(p.name for p in (good / "final").iterdir())
         if names != self.s.names:
@@ -209,14 +207,10 @@ class Case:
 
 
 class Setting:
-    def __init__(self, program, work, timeout):
-        self.program, self.work, self.timeout = (pathlib.Path(program).resolve(), work, timeout)
-        self.data = work / "data"
-        table = subprocess.run([self.program, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        self.exit_codes = {int(code) for code in re.findall(r"^ +(\d+)\t", table.split("Exit codes:")[1], re.M)}
-        subprocess.run(
-            all_faults.prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+    def __init__(self, program, timeout):
+        self.program, self.timeout, self.data = program, timeout, text_data("100K")
+        told = subprocess.run([program, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
+        self.exit_codes = all_faults.exit_codes(told)
         self.references, self.names = {}, []
 
     def reference(self, case):
@@ -224,14 +218,14 @@ class Setting:
         flags = case["flags"] if "symmetric" in case["flags"] and case["ranks"] != "1" else ""
         key = case["ranks"], flags
         if key not in self.references:
-            folder = self.work / f"whole{len(self.references)}"
+            folder = work / f"whole{len(self.references)}"
             folder.mkdir()
             whole = Case(dict({f: v[0] for f, v in FACTORS.items()}, ranks=case["ranks"], flags=flags), self, folder)
             with whole.mounted():
                 code, said = whole.start(False)
                 if code != 0:
                     sys.exit(f"the undisturbed run ended with {code}:\n{said}")
-                self.references[key] = all_faults.weights(whole.out)
+                self.references[key] = weights(whole.out)
                 self.names = sorted(p.name for p in (whole.out / "final").iterdir())
         return self.references[key]
 
@@ -243,39 +237,29 @@ def main():
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=60)
     parser.add_argument("--report")
-    o = parser.parse_args()
+    o = parser.parse_args(arguments)
     cases = draw_cases(o.seed)
     if o.case:
         cases = [dict(part.split("=", 1) for part in o.case.split(","))]
     if os.geteuid() != 0 or subprocess.run(["unshare", "--mount", "true"]).returncode != 0:
         print(f"surroundings: needs root and namespaces\n0 passed, 0 failed, {len(cases)} skipped")
-        return 0
-    rows, failed, began = [], 0, time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="rz-surroundings-") as name:
-        setting = Setting(o.program, pathlib.Path(name), o.timeout)
-        for number, case in enumerate(cases):
-            folder = pathlib.Path(name) / f"case{number}"
-            folder.mkdir()
-            start = time.monotonic()
-            problem, said = Case(case, setting, folder).run()
-            failed += bool(problem)
-            rows.append((problem or "ok", name_of(case)))
-            print(f"{'FAILED' if problem else 'ok':6} {time.monotonic() - start:5.1f} s  {name_of(case)}", flush=True)
-            if problem:
-                print(f"FAILED: {problem}\n" + "\n".join("    " + line for line in said.splitlines()[-12:]), flush=True)
-            shutil.rmtree(folder, ignore_errors=True)
+        return
+    lines, began = ["| case | result |\n|---|---|\n"], time.monotonic()
+    setting = Setting(o.program, o.timeout)
+    for number, case in enumerate(cases):
+        folder = work / f"case{number}"
+        folder.mkdir()
+        start, name = time.monotonic(), name_of(case)
+        problem, said = Case(case, setting, folder).run()
+        lines.append(f"| {name.replace('|', ' ')} | {problem or 'ok'} |\n")
+        print(f"{'FAILED' if problem else 'ok':6} {time.monotonic() - start:5.1f} s  {name}", flush=True)
+        check(name, not problem, "\n".join([problem, *said.splitlines()[-12:]]))
+        remove(folder)
     if o.report:
-        lines = [
-            f"{len(cases)} cases, seed {o.seed}, {time.monotonic() - began:.0f} s.",
-            "",
-            "| case | result |",
-            "|---|---|",
-        ]
-        lines += [f"| {case.replace('|', ' ')} | {result} |" for result, case in rows]
-        pathlib.Path(o.report).write_text("\n".join(lines) + "\n")
-    print(f"{len(cases) - failed} passed, {failed} failed, 0 skipped")
-    return 1 if failed else 0
+        head = f"{len(cases)} cases, seed {o.seed}, {time.monotonic() - began:.0f} s.\n\n"
+        pathlib.Path(o.report).write_text(head + "".join(lines))
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
