@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The coordinate check of the `mup` package (its MuAdam and get_coord_data) beside `train_llama coordinates`, on the same LLaMA.
 
-    pip install torch mup
+    pip install torch transformers mup
     python3 dev/golden/mup_coord_data.py ./train_llama --data DATA      DATA: a folder of prepare.py, tokens are bytes
 
 Both train the model at four widths for six steps with Adam, muP's base width being the first, and record the root mean square of what enters the last block.
@@ -18,65 +18,29 @@ import tempfile
 
 import numpy
 import torch
-import torch.nn.functional as F
 from mup import MuReadout, get_shapes, make_base_shapes, set_base_shapes
 from mup.coord_check import get_coord_data
 from mup.init import normal_
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 WIDTHS, STEPS, SEQ, BATCH, LR, STD = (32, 64, 128, 256), 6, 24, 12, 3e-3, 0.02
 HEAD_DIM, VOCAB, LAYERS = 8, 257, 2
 
 
-class Norm(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-
-    def forward(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5) * self.weight
-
-
-def rope(x):
-    t, half = x.shape[-2], x.shape[-1] // 2
-    angle = torch.arange(t)[:, None] * 1e4 ** (-torch.arange(half) / half)
-    a, b = x.chunk(2, -1)
-    return torch.cat((a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()), -1)
-
-
-class Block(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        kv, ffn = dim // 2, 45 * dim // 32
-        self.norm1, self.norm2 = Norm(dim), Norm(dim)
-        self.q, self.k, self.v, self.o = (nn.Linear(dim, n, bias=False) for n in (dim, kv, kv, dim))
-        self.gate, self.up, self.down = nn.Linear(dim, ffn, bias=False), nn.Linear(dim, ffn, bias=False), nn.Linear(ffn, dim, bias=False)
-
-    def forward(self, x):
-        b, t, dim = x.shape
-        h = self.norm1(x)
-        q, k, v = (w(h).view(b, t, -1, HEAD_DIM).transpose(1, 2) for w in (self.q, self.k, self.v))
-        # Heads grow in number, not in size: 1 / sqrt(head_dim) is a constant here, as muP's 1 / head_dim is.
-        y = F.scaled_dot_product_attention(rope(q), rope(k), v, is_causal=True, enable_gqa=True)
-        x = x + self.o(y.transpose(1, 2).reshape(b, t, dim))
-        h = self.norm2(x)
-        return x + self.down(F.silu(self.gate(h)) * self.up(h))
-
-
 class Llama(nn.Module):
+    """Logits of transformers' model. Heads grow in number, not in size: 1 / sqrt(head_dim) is a constant here, as muP's 1 / head_dim is."""
+
     def __init__(self, dim, readout):
         super().__init__()
-        self.embedding = nn.Embedding(VOCAB, dim)
-        self.blocks = nn.ModuleList(Block(dim) for _ in range(LAYERS))
-        self.last_input = nn.Identity()
-        self.norm = Norm(dim)
-        self.head = MuReadout(dim, VOCAB, bias=False) if readout else nn.Linear(dim, VOCAB, bias=False)
+        self.of = LlamaForCausalLM(LlamaConfig(
+            hidden_size=dim, num_hidden_layers=LAYERS, num_attention_heads=dim // HEAD_DIM, num_key_value_heads=dim // HEAD_DIM // 2,
+            intermediate_size=45 * dim // 32, vocab_size=VOCAB, rms_norm_eps=1e-5, tie_word_embeddings=False))  # fmt: skip
+        if readout:
+            self.of.lm_head = MuReadout(dim, VOCAB, bias=False)
 
     def forward(self, ids):
-        x = self.embedding(ids)
-        for block in self.blocks[:-1]:
-            x = block(x)
-        return self.head(self.norm(self.blocks[-1](self.last_input(x))))
+        return self.of(input_ids=ids, use_cache=False).logits
 
 
 def lazy(dim, with_mup):
@@ -103,8 +67,8 @@ def theirs(data, with_mup):
         tokens = torch.tensor(struct.unpack(f"<{BATCH * (SEQ + 1)}H", f.read(2 * BATCH * (SEQ + 1))))
     batch = tokens.view(BATCH, SEQ + 1)
     rows = get_coord_data({w: lazy(w, with_mup) for w in WIDTHS}, [(batch[:, :-1].contiguous(), batch[:, 1:].flatten())], optimizer="adam", lr=LR, mup=with_mup, nsteps=STEPS,
-                          nseeds=4, cuda=False, flatten_output=True, output_fdict={"l2": "l2"}, show_progress=False)  # fmt: skip
-    rows = rows[rows.module == "last_input"]
+                          nseeds=4, cuda=False, flatten_output=True, output_fdict={"l2": "l2"}, show_progress=False,
+                          filter_module_by_name=lambda name: name == f"of.model.layers.{LAYERS - 2}")  # its output enters the last block  # fmt: skip
     return {w: [float(rows[(rows.width == w) & (rows.t == t)]["l2"].mean()) for t in range(1, STEPS + 1)] for w in WIDTHS}
 
 
