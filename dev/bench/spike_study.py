@@ -7,16 +7,18 @@ Trains tiny models on the CPU with the detector off, takes loss and norm of ever
 rules to them. What a real spike is, is known from outside the rules: the first batch of damaged data, or with a rate
 that is far too high the first loss a nat above the last 128. Runs that are there already are not made again."""
 import argparse
-import json
 import math
 import os
 import random
 import shutil
 import statistics
 import struct
-import subprocess
+import sys
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "../run"))
+import study  # noqa: E402
 
 MODELS = {  # dim, layers, heads, kv heads, ffn, head dim, batch, sequence length, rate
     "noisy": (16, 1, 2, 1, 32, 8, 1, 32, 3e-3),  # one short sequence a step
@@ -37,19 +39,13 @@ def run(args, name, more):
     """metrics of the run, made if it is not there: [(loss, norm)] by step"""
     out = f"{args.work}/{name}"
     if not os.path.exists(f"{out}/ranks.json"):
-        shutil.rmtree(out, ignore_errors=True)
-        command = [args.program] + [str(x) for x in more] + ["--out", out, "--save-every", "1200", "--keep", "2"]
-        env = dict(os.environ, OMP_NUM_THREADS="1")
-        p = subprocess.run(command, env=env, capture_output=True, text=True, timeout=900)
-        if p.returncode not in (0, 72):
-            raise SystemExit(f"{' '.join(command)}\n{p.stdout[-2000:]}{p.stderr[-2000:]}")
+        study.train(args.program, [*more, "--save-every", 1200, "--keep", 2], out, allowed=(0, 72))
     return rows_of(args, name)
 
 
 def rows_of(args, name):
-    out = f"{args.work}/{name}"
-    rows = [json.loads(line) for line in open(f"{out}/metrics.jsonl")]
-    return [(float(r["loss"] or "nan"), float(r["grad_norm"] or "nan")) for r in rows if "loss" in r]
+    steps = study.Left(f"{args.work}/{name}").steps
+    return [(float(r["loss"] or "nan"), float(r["grad_norm"] or "nan")) for r in steps]
 
 
 def run_all(args, jobs):
@@ -71,8 +67,7 @@ def damaged(args, kind, seed):
         tokens = [draw.randrange(256) for _ in tokens]
     else:  # as if encoded with another vocabulary
         tokens = [(7 * t + 91) % 256 for t in tokens]
-    with open(f"{out}/{name}", "wb") as f:
-        f.write(data[:1024] + struct.pack(f"<{len(tokens)}H", *tokens))
+    study.write_shard(f"{out}/{name}", tokens)
     return out
 
 
@@ -138,12 +133,7 @@ def main():
     p.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     args = p.parse_args()
     pairs = [(model, seed) for model in MODELS for seed in args.seeds]
-    known = subprocess.run([args.program, "--help-all"], capture_output=True, text=True).stdout
-    args.allow_jump = ["--allow-lr-jump"] if "--allow-lr-jump" in known else []
-    os.makedirs(args.work, exist_ok=True)
-    if not os.path.exists(f"{args.work}/data"):
-        subprocess.run(["python3", "data_prep/prepare.py", "stdlib", "--max-bytes", "3M", "--out", f"{args.work}/data"],
-                       check=True, capture_output=True)
+    study.prepare(f"{args.work}/data", "stdlib", "--max-bytes", "3M")
     clean = ["--data", f"{args.work}/data"]
 
     jobs = [(f"healthy-{model}-{dtype}-{seed}",
@@ -165,7 +155,7 @@ def main():
         begin = ["--resume", f"{args.work}/base-{model}-{seed}", "--steps", 1232, "--device", "cpu", "--spike-z", 0]
         for kind in kinds:
             if kind.startswith("rate"):
-                more = clean + ["--lr", MODELS[model][8] * int(kind[4:])] + args.allow_jump
+                more = clean + ["--lr", MODELS[model][8] * int(kind[4:]), "--allow-lr-jump"]
             else:
                 more = ["--data", damaged(args, kind, seed), "--allow-data-change"]
             jobs.append((f"{kind}-{model}-{seed}", begin + more))

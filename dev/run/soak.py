@@ -40,10 +40,12 @@ import tempfile
 import threading
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "test/faults"))
-import run_rows
+import study
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(study.TOP)
+sys.path.append(f"{ROOT}/test/faults")
+import run_rows  # noqa: E402
+
 VAL_EVERY = 5  # beside a checkpoint every 4 steps
 SHAPE = (
     "--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 "
@@ -58,6 +60,7 @@ WIDE = ["8 --zero 3 --shard-size 4", "8 --tp 2 --zero 2", "8 --pp 2 --zero 1", "
 WIDE = [f"{name} --batch-tokens 768" for name in [*WIDE, *(f"8 --zero {z}" for z in range(4))]]
 # A start keeps what its checkpoint says of the layout, so each flag is given.
 PLAIN = {"--zero": "1", "--tp": "1", "--pp": "1", "--cp": "1", "--shard-size": "0", "--batch-tokens": "384"}
+NET = {"slow": "a slow link", "down": "a link goes down", "closed": "sockets are closed"}
 EXIT_CODES = {0, 2, 70, 71, 72, 73, 75, 130}
 WRONG = [
     ("none of its checkpoints", "no checkpoint is good any more"),
@@ -67,43 +70,41 @@ WRONG = [
 ]
 
 
+def proc(pid, name):
+    """What /proc says of a process; nothing of one that is gone."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
+
+
+def stat(pid):
+    """Its state, its parent and more."""
+    return proc(pid, "stat").rpartition(b")")[2].split()
+
+
 def processes(folder):
     """Those of a run, by role: their numbers."""
     found = {"launcher": [], "proxy": [], "rank": []}
-    for entry in os.scandir("/proc"):
-        if not entry.name.isdigit():
-            continue
-        try:
-            words = pathlib.Path(entry.path, "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue
+    for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+        words = proc(pid, "cmdline").split(b"\0")
         name = os.path.basename(words[0])
         if os.fsencode(str(folder)) in words:
             role = "rank" if name == b"train_llama" else "launcher" if name.startswith(b"mpi") else None
             if role:
-                found[role].append(int(entry.name))
+                found[role].append(pid)
         elif name.startswith(b"hydra_pmi_proxy"):
-            found["proxy"].append(int(entry.name))
+            found["proxy"].append(pid)
     parents = set(found["launcher"])
     found["proxy"] = [p for p in found["proxy"] if ancestors(p) & parents]
     return found
-
-
-def is_stopped(pid):
-    try:
-        return pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
-    except OSError:
-        return False
 
 
 def ancestors(pid):
     seen = set()
     while pid > 1 and pid not in seen:
         seen.add(pid)
-        try:
-            pid = int(pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:
-            break
+        pid = int((stat(pid)[1:2] or [0])[0])
     return seen
 
 
@@ -195,29 +196,16 @@ class Round:
                 ]
             )
         if soak.namespaces and ranks > 1 and chance.random() < 0.2:
-            net = chance.choice(["slow", "down", "closed"])
-            outside = (
-                {"slow": "a slow link", "down": "a link goes down", "closed": "sockets are closed"}[net],
-                "net",
-                0,
-            )
+            net = chance.choice(list(NET))
+            outside = (NET[net], "net", 0)
         return layout, Drawn(env, inside, outside, chance.random(), net)
 
     def command(self, layout, net, folder, steps, save_every):
         ranks, *flags = layout.split()
         for flag, value in PLAIN.items():
             flags += [] if flag in flags else [flag, value]
+        flags += f"--timeout {self.soak.timeout} --steps {steps} --save-every {save_every} --resume auto".split()
         program = [self.soak.program, "--out", str(folder), "--data", str(self.soak.data), *SHAPE, *flags]
-        program += [
-            "--timeout",
-            str(self.soak.timeout),
-            "--steps",
-            str(steps),
-            "--save-every",
-            str(save_every),
-            "--resume",
-            "auto",
-        ]
         if net:
             return [str(ROOT / "dev/net/netns_hosts.sh"), ranks, "--", *program]
         return ["mpirun", "-n", ranks, *program]
@@ -440,15 +428,9 @@ class SnapshotRound(Round):
         return [*program, "--ranks", ranks, "--max-restarts", "50"]
 
     def ranks(self):
-        found = []
-        for pid in processes(self.folder)["rank"]:
-            try:
-                words = pathlib.Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            except OSError:
-                continue
-            if any(word.startswith((b"RINGZERO_RANK=", b"PMI_RANK=", b"RANK=")) for word in words):
-                found.append(pid)
-        return sorted(found)
+        named = (b"RINGZERO_RANK=", b"PMI_RANK=", b"RANK=")
+        pids = sorted(processes(self.folder)["rank"])
+        return [pid for pid in pids if any(word.startswith(named) for word in proc(pid, "environ").split(b"\0"))]
 
     def run(self):
         soak = self.soak
@@ -472,7 +454,7 @@ class SnapshotRound(Round):
                 time.sleep(chance.uniform(0, 0.1))
                 number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
                 there = self.ranks()
-                if any(map(is_stopped, there)):  # of ranks that are all stopped none could notice it
+                if any(stat(pid)[:1] == [b"T"] for pid in there):  # of ranks that are all stopped none could notice it
                     number = signal.SIGKILL
                 struck = time.monotonic()
                 if there and send([there[int(chance.random() * len(there))]], number):
@@ -559,8 +541,7 @@ class Soak:
         self.began, self.total = time.monotonic(), 0
         self.lock = threading.Lock()
         self.data = self.work / "data"
-        prepare = [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "200K"]
-        subprocess.run(prepare + ["--out", str(self.data)], check=True, stdout=subprocess.DEVNULL)
+        study.prepare(self.data, "stdlib", "--max-bytes", "200K")
         probe = [str(ROOT / "dev/net/netns_hosts.sh"), "2", "--", "true"]
         self.namespaces = subprocess.run(probe, capture_output=True).returncode == 0
         self.typical = 5.0
@@ -592,10 +573,8 @@ class Soak:
                     rounds.append(done)
                     self.total += sum(done.counts.values())
                     print(*done.log_lines, *done.problems, sep="\n", flush=True)
-                    print(
-                        f"== {len(rounds)} rounds, {self.total} faults, {time.monotonic() - self.began:.0f} s",
-                        flush=True,
-                    )
+                    seconds = time.monotonic() - self.began
+                    print(f"== {len(rounds)} rounds, {self.total} faults, {seconds:.0f} s", flush=True)
 
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             for task in [pool.submit(work) for _ in range(jobs)]:
@@ -603,8 +582,6 @@ class Soak:
         return rounds
 
     def report(self, rounds, command):
-        git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
         counts = sum((r.counts for r in rounds), collections.Counter())
         bad = sum(bool(r.problems) for r in rounds)
         how = (
@@ -616,26 +593,23 @@ class Soak:
                 f"Each round is one job with a snapshot every {SnapshotRound.EVERY} steps and a checkpoint every 10,\nwhich "
                 f"starts its ranks again; at most {SnapshotRound.EVERY} steps were lost by a fault."
             )
-        text = f"""# Soak: {time.strftime("%Y-%m-%d", time.gmtime())}
+        faults, replays = [], []
+        for kind, n in sorted(counts.items()):
+            took = [s for r in rounds for s in r.seconds[kind]]
+            faults.append([kind, n, f"{statistics.median(took):.1f}, {max(took):.1f}" if took else ""])
+        for r in sorted(rounds, key=lambda r: r.number):
+            result = "PROBLEM" if r.problems else "equal"
+            replays.append([r.number, r.starts, sum(r.counts.values()), len(getattr(r, "segments", [])), result])
+        return f"""# Soak: {time.strftime("%Y-%m-%d", time.gmtime())}
 
-`{command}` at commit {commit}, {os.cpu_count()} cores, CPU.
+`{command}` at commit {study.commit()}, {os.cpu_count()} cores, CPU.
 
 **{sum(counts.values())} faults in {sum(r.starts for r in rounds)} starts, {len(rounds)} rounds of {self.steps} steps and
 {time.monotonic() - self.began:.0f} s; {bad} rounds with a problem.** {how} Each round's sequence of (step, layout) was run again without
 faults: final weights, optimizer state and rows of metrics.jsonl were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
 
-| fault | times | seconds to the next step: median, most |
-|---|---|---|
-"""
-        for kind, n in sorted(counts.items()):
-            took = [s for r in rounds for s in r.seconds[kind]]
-            text += f"| {kind} | {n} | {f'{statistics.median(took):.1f}, {max(took):.1f}' if took else ''} |\n"
-        text += "\n| round | starts | faults | segments of (step, layout) replayed | result |\n|---|---|---|---|---|\n"
-        for r in sorted(rounds, key=lambda r: r.number):
-            result = "PROBLEM" if r.problems else "equal"
-            count = len(getattr(r, "segments", []))
-            text += f"| {r.number} | {r.starts} | {sum(r.counts.values())} | {count} | {result} |\n"
-        return text
+{study.table(["fault", "times", "seconds to the next step: median, most"], faults)}
+{study.table(["round", "starts", "faults", "segments of (step, layout) replayed", "result"], replays)}"""
 
 
 def main():
