@@ -77,11 +77,16 @@ def their_logits(folder, inputs):
         return model.eval()(input_ids=inputs).logits
 
 
+def ours_of(tool, folder, work, **tokens):
+    """What model_logits makes of inputs: logits; of inputs and targets: the loss and gradients."""
+    given, out = os.path.join(work, "inputs.safetensors"), os.path.join(work, "outputs.safetensors")
+    save_file({name: ids.int() for name, ids in tokens.items()}, given)
+    subprocess.run([tool, folder, given, out], check=True)
+    return load_file(out)
+
+
 def our_logits(tool, folder, inputs, work):
-    tokens, out = os.path.join(work, "inputs.safetensors"), os.path.join(work, "logits.safetensors")
-    save_file({"inputs": inputs.int()}, tokens)
-    subprocess.run([tool, folder, tokens, out], check=True)
-    return load_file(out)["logits"]
+    return ours_of(tool, folder, work, inputs=inputs)["logits"]
 
 
 def their_gradients(folder, inputs, targets):
@@ -92,17 +97,10 @@ def their_gradients(folder, inputs, targets):
     return loss.detach(), {name: p.grad for name, p in model.named_parameters()}
 
 
-def our_gradients(tool, folder, inputs, targets, work):
-    tokens, out = os.path.join(work, "inputs.safetensors"), os.path.join(work, "gradients.safetensors")
-    save_file({"inputs": inputs.int(), "targets": targets.int()}, tokens)
-    subprocess.run([tool, folder, tokens, out], check=True)
-    found = load_file(out)
-    return found.pop("loss"), {name.removeprefix("grad."): g for name, g in found.items()}
-
-
 def compare_gradients(tool, folder, inputs, targets, work):
     """The worst tensor's difference, the loss among them; infinite if the two do not have the same tensors."""
-    loss, gradients = our_gradients(tool, folder, inputs, targets, work)
+    found = ours_of(tool, folder, work, inputs=inputs, targets=targets)
+    loss, gradients = found.pop("loss"), {name.removeprefix("grad."): g for name, g in found.items()}
     their_loss, theirs = their_gradients(folder, inputs, targets)
     if gradients.keys() != theirs.keys():
         return float("inf")

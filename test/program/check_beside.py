@@ -5,10 +5,10 @@ Our cell of a row is "no", or "yes" and a flag that --help-all has; rows with "n
 word in backticks, every column of one a commit and its date. Ends with 1 and the rows that do not.
 """
 
-import os
+import pathlib
 import re
-import subprocess
-import sys
+
+from checks import ROOT, arguments, check, end, run
 
 
 def problems(page, flags):
@@ -31,16 +31,9 @@ def problems(page, flags):
         yield from (f"{what}: {cell}: no source" for cell in others if not re.search(r"\(`[^`]+`", cell))
 
 
-def main():
-    text = subprocess.run([sys.argv[1], "--help-all"], capture_output=True, text=True, check=True).stdout
-    flags = set(re.findall(r"^ *(--[a-z0-9-]+)", text, re.M))
-    default = os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../dev/notes/beside-others.md")
-    with open(sys.argv[2] if len(sys.argv) > 2 else default, encoding="utf-8") as f:
-        page = f.read()
-    found = list(problems(page, flags))
-    yes = set(re.findall(r"\| yes `(--[a-z0-9-]+)` \|", page))
-    print("\n".join(found) or f"{len(yes)} flags of ours; every cell has its source")
-    sys.exit(bool(found))
-
-
-main()
+program, *named = arguments
+flags = set(re.findall(r"^ *(--[a-z0-9-]+)", run([program], "--help-all").text, re.M))
+page = pathlib.Path(*named or [ROOT / "dev/notes/beside-others.md"]).read_text(encoding="utf-8")
+found = list(problems(page, flags))
+check("every yes has its flag, every cell its source", not found, "\n".join(found))
+end()

@@ -13,13 +13,10 @@ occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; 
 import argparse
 import itertools
 import json
-import os
 import random
-import shutil
-import struct
 import subprocess
-import sys
-import tempfile
+
+from checks import arguments, check, end, load, remove, run, shard, split, work
 
 KINDS = ["parameters", "gradients", "optimizer", "gathered", "activations", "comm", "workspace", "data", "total"]
 
@@ -103,43 +100,29 @@ def sensible(row):
     """Left out: what the command line refuses because it does nothing, and what a run of 6 steps can't be."""
     zero, pp, ranks = int(row["zero"]), int(row["pp"] or 1), int(row["ranks"])
     tp, cp = int(row["tp"] or 1), int(row.get("cp") or 1)
-    if ranks % (tp * pp * cp) or (tp > 1 and pp > 1 and ranks < 8):
-        return False
-    if (row.get("cp-exchange") and cp == 1) or (row.get("tp-overlap") and tp == 1):
-        return False
-    if row["grad-dtype"] and row["dtype"] != "bf16":
-        return False
-    if row["dtype"] == "fp16" and row["wire-dtype"] == "bf16":
-        return False
-    if row["pp-schedule"].startswith("dualpipe") and row["grad-accum"] != "6":
-        return False
-    if row["prefetch"] and (zero != 3 or (row["no-overlap"] and row["prefetch"] != "0")):
-        return False
-    if row["accumulate-locally"] and zero < 2:
-        return False
-    if row["shard-size"] and (zero == 0 or (ranks // pp // tp // cp) % 2):
-        return False
-    if row["master-dtype"] and (row["dtype"] != "bf16" or row.get("ema")):
-        return False
-    if pp > 1 and ranks % pp:
-        return False
-    if (row["pp-schedule"] or row["pp-gather"]) and pp == 1:
-        return False
-    if pp > 1 and (row["grad-accum"] == "1" or (row["head"] and row["pp-schedule"])):
-        return False
-    if (row.get("fp8-gather") and zero != 3) or (row.get("fp8-keep-weights") and zero == 3):
-        return False
-    if row["check-wire"] and row["collectives"] in ("library", "symmetric"):
-        return False
-    if row.get("muon-blocks") and (tp == 1 or row["muon-beta2"]):
-        return False
-    if row["bucket-mib"] and pp > 1:
-        return False
-    if row["pp-gather"] and zero != 3:
-        return False
-    if row["no-overlap"] and row["pp-gather"]:
-        return False
-    return not (row["no-background-save"] and row["save-every"] == "0")
+    refused = (
+        ranks % (tp * pp * cp),
+        tp > 1 and pp > 1 and ranks < 8,
+        row.get("cp-exchange") and cp == 1,
+        row.get("tp-overlap") and tp == 1,
+        row["grad-dtype"] and row["dtype"] != "bf16",
+        row["dtype"] == "fp16" and row["wire-dtype"] == "bf16",
+        row["pp-schedule"].startswith("dualpipe") and row["grad-accum"] != "6",
+        row["prefetch"] and (zero != 3 or (row["no-overlap"] and row["prefetch"] != "0")),
+        row["accumulate-locally"] and zero < 2,
+        row["shard-size"] and (zero == 0 or ranks // (tp * pp * cp) % 2),
+        row["master-dtype"] and (row["dtype"] != "bf16" or row.get("ema")),
+        (row["pp-schedule"] or row["pp-gather"]) and pp == 1,
+        pp > 1 and (row["grad-accum"] == "1" or (row["head"] and row["pp-schedule"])),
+        row.get("fp8-gather") and zero != 3,
+        row.get("fp8-keep-weights") and zero == 3,
+        row["check-wire"] and row["collectives"] in ("library", "symmetric"),
+        row.get("muon-blocks") and (tp == 1 or row["muon-beta2"]),
+        row["bucket-mib"] and pp > 1,
+        row["pp-gather"] and (zero != 3 or row["no-overlap"]),
+        row["no-background-save"] and row["save-every"] == "0",
+    )
+    return not any(refused)
 
 
 def pairs_of(row, bits):
@@ -189,61 +172,43 @@ def flags_of(row):
 
 
 class Grid:
-    def __init__(self, options, work):
-        self.options, self.work = options, work
-        self.cuda = bool(options.cuda)
-        shard = os.path.join(work, "tokens.bin")
-        with open(shard, "wb") as file:
-            ids = [i * 7919 % 251 for i in range(6000)]
-            file.write(struct.pack("<256i", 20240520, 1, len(ids), *[0] * 253) + struct.pack(f"<{len(ids)}H", *ids))
-        machine = os.path.join(work, "machine.toml")
-        with open(machine, "w") as file:
-            file.write(
-                f'kind = "{"gpu" if self.cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
-                f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {options.capability}\n"
-            )
-        self.machine = machine
+    def __init__(self, program, cuda="", capability="9.0", fp8=False):
+        self.program, self.cuda, self.machine = program, cuda, work / "machine.toml"
+        tokens = work / "tokens.bin"
+        tokens.write_bytes(shard([i * 7919 % 251 for i in range(6000)]))
+        self.machine.write_text(
+            f'kind = "{"gpu" if cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
+            f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {capability}\n"
+        )
         self.common = (
-            f"--preset bytes {FP8_MODEL if options.fp8 else MODEL} --layers 4 --steps 3 --lr 1e-3 --warmup 1 "
-            f"--val-tokens {64 if options.fp8 else 48} --train-data {shard} --val-data {shard} --threads 1"
-        ).split()
-        if self.cuda:
-            self.common += ["--transport", "mpi"]
+            f"--preset bytes {FP8_MODEL if fp8 else MODEL} --layers 4 --steps 3 --lr 1e-3 --warmup 1 --threads 1 "
+            f"--val-tokens {64 if fp8 else 48} --train-data {tokens} --val-data {tokens}"
+            f"{' --transport mpi' if cuda else ''}"
+        )
 
-    def plan(self, row, out):
-        command = [
-            self.options.program,
-            "plan",
-            "--gpus",
-            row["ranks"],
-            "--gpu",
-            self.machine,
-            "--json",
-            "-",
-            "--out",
-            out,
-        ]
-        done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True)
+    def plan(self, row, out, program, flags):
+        """JSON, or None where it is refused; exit code and what was said."""
+        asked = f"plan --gpus {row['ranks']} --gpu {self.machine} --json - --out {out}"
+        command = split([[program], asked, self.common, flags])
+        done = subprocess.run(command, capture_output=True, text=True)
         return json.loads(done.stdout) if done.returncode == 0 else None, (done.returncode, done.stderr)
 
     def run(self, row, out):
-        command = ["mpirun", "-n", row["ranks"]] if row["ranks"] != "1" else []
-        command += [self.options.cuda or self.options.program, "--device", "cuda" if self.cuda else "cpu", "--out", out]
-        done = subprocess.run(command + self.common + flags_of(row), capture_output=True, text=True, timeout=900)
-        ranks = os.path.join(out, "ranks.json")
-        made = done.returncode == 0 and os.path.exists(ranks)
-        return json.load(open(ranks)) if made else None, (done.returncode, done.stderr)
+        remove(out)
+        start = ["mpirun", "-n", row["ranks"]] if row["ranks"] != "1" else []
+        device = f"--device {'cuda' if self.cuda else 'cpu'} --out {out}"
+        done = run(start, [self.cuda or self.program], device, self.common, flags_of(row), limit=900)
+        made = done.code == 0 and (out / "ranks.json").exists()
+        return load(out, "ranks.json") if made else None, (done.code, done.text)
 
     def compare(self, row):
         """What differs, by rank and kind; peak of the largest rank; what was refused."""
-        out = os.path.join(self.work, "run")
-        shutil.rmtree(out, ignore_errors=True)
-        plan, why_plan = self.plan(row, out)
-        run, why_run = self.run(row, out)
+        out = work / "run"
+        plan, (plan_code, plan_said) = self.plan(row, out, self.program, flags_of(row))
+        run, (run_code, run_said) = self.run(row, out)
+        if plan is None and run is None and plan_code == run_code == 2:
+            return [], 0, (plan_said.strip() or "refused").splitlines()[-1]
         if plan is None or run is None:
-            (plan_code, plan_said), (run_code, run_said) = why_plan, why_run
-            if plan is None and run is None and plan_code == run_code == 2:
-                return [], 0, plan_said.strip().splitlines()[-1] if plan_said.strip() else "refused"
             return [f"plan: {plan_code} {plan_said.strip()[-300:]}; run: {run_code} {run_said.strip()[-300:]}"], 0, ""
         wrong = []
         for planned, real in zip(plan["planned_ranks"], run, strict=True):
@@ -279,51 +244,36 @@ def main():
     parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
     parser.add_argument("--table", default="", help="file for the table")
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    options.program = os.path.abspath(options.program)
-    options.cuda = os.path.abspath(options.cuda) if options.cuda else ""
+    options = parser.parse_args(arguments)
     settings = SETTINGS if options.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
     if options.fp8:
         settings = {**settings, **FP8_SETTINGS, "ranks": [n for n in settings["ranks"] if n in "1248"]}
     if options.muon:
         settings = MUON_SETTINGS
-    rows = covering_rows(options.seed, bool(options.cuda), settings)
-    total = len(rows)
-    if options.rows:
-        rows = rows[: options.rows]
-    passed = failed = refusals = 0
-    lines = []
-    with tempfile.TemporaryDirectory() as work:
-        os.environ["OMP_NUM_THREADS"] = "1"
-        grid = Grid(options, work)
-        for number, row in enumerate(rows, 1):
-            wrong, peak, refused = grid.compare(row)
-            text = " ".join(flags_of(row))
-            refusals += bool(refused)
-            if refused:
-                print(f"row {number} is refused: {refused}", flush=True)
-            if wrong:
-                failed += 1
-                print(
-                    f"FAILED: row {number}, {row['ranks']} ranks, {text}\n    " + "\n    ".join(wrong[:12]), flush=True
-                )
-            else:
-                passed += 1
-            result = "refused by both" if refused else f"{peak:,}"
-            difference = "-" if refused else "0" if not wrong else "; ".join(wrong)
-            lines.append(f"| {number} | {row['ranks']} | `{text}` | {result} | {difference} |")
+    every = covering_rows(options.seed, bool(options.cuda), settings)
+    rows = every[: options.rows or None]
+    refusals, lines = 0, []
+    grid = Grid(options.program, options.cuda, options.capability, options.fp8)
+    for number, row in enumerate(rows, 1):
+        wrong, peak, refused = grid.compare(row)
+        text = " ".join(flags_of(row))
+        refusals += bool(refused)
+        if refused:
+            print(f"row {number} is refused: {refused}", flush=True)
+        check(f"row {number}, {row['ranks']} ranks, {text}", not wrong, "\n".join(wrong))
+        result = "refused by both" if refused else f"{peak:,}"
+        difference = "-" if refused else "0" if not wrong else "; ".join(wrong)
+        lines.append(f"| {number} | {row['ranks']} | `{text}` | {result} | {difference} |\n")
     if options.table:
         with open(options.table, "w") as file:
             file.write(
                 "| row | ranks | flags | peak of the largest rank, bytes | difference of any kind on any rank, and of bytes sent |\n"
-                "|---|---|---|---|---|\n" + "\n".join(lines) + "\n"
+                "|---|---|---|---|---|\n" + "".join(lines)
             )
-    print(
-        f"{len(rows)} of {total} rows, in which every pair of settings occurs; {refusals} of them refused by plan and run"
-    )
-    print(f"{passed} passed, {failed} failed")
-    return 1 if failed else 0
+    print(f"{len(rows)} of {len(every)} rows, in which every pair of settings occurs")
+    print(f"{refusals} of them refused by plan and run")
+    end()
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

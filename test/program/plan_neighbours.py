@@ -9,30 +9,30 @@ The command must fit. No change of one flag that keeps the numerics may make it 
 
 import argparse
 import concurrent.futures
-import glob
 import json
-import os
 import re
 import subprocess
-import sys
+
+from checks import ROOT, arguments, check, end, split
 
 MODEL = "--preset llama3.1-8b --layers 4 --dtype bf16 --seq-len 2048 --batch-tokens 256K --data synthetic"
 FASTER = 1.01  # llama/plan/plan.h
 
 
-def run(program, words):
-    return subprocess.run([program, "plan", *words], capture_output=True, text=True)
+def plan(program, gpus, machine, *flags):
+    command = [[program], f"plan --gpus {gpus} --gpu {machine}", *flags]
+    done = subprocess.run(split(command), capture_output=True, text=True)
+    assert done.returncode in (0, 2, 3), done.stderr
+    return done
 
 
 def rate(program, gpus, machine, flags):
     """Tokens per second, or None: refused, or does not fit."""
-    words = [word for name, value in flags.items() for word in (name, value)]
-    done = run(program, ["--gpus", str(gpus), "--gpu", machine, *words, "--json", "-"])
-    assert done.returncode in (0, 2, 3), done.stderr
+    done = plan(program, gpus, machine, [word for flag in flags.items() for word in flag], "--json -")
     if done.returncode:
         return None
-    plan = json.loads(done.stdout)
-    return plan["tokens_per_step"] / plan["step_seconds"]
+    made = json.loads(done.stdout)
+    return made["tokens_per_step"] / made["step_seconds"]
 
 
 def neighbours(flags, gpus):
@@ -60,10 +60,10 @@ def neighbours(flags, gpus):
                 yield {**flags, name: str(value)}
 
 
-def check(program, machine, gpus):
+def tried(program, machine, gpus):
     """How many neighbours there are, and what is wrong."""
-    done = run(program, ["--gpus", str(gpus), "--gpu", machine, *MODEL.split(), "--search"])
-    assert done.returncode in (0, 3), done.stderr
+    done = plan(program, gpus, machine, MODEL, "--search")
+    assert done.returncode != 2, done.stderr
     if done.returncode == 3:
         assert "  nearest, " in done.stderr, done.stderr
         return 0, None
@@ -87,26 +87,20 @@ def check(program, machine, gpus):
     return count, None
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--every", type=int, default=1, metavar="N")
-    parser.add_argument("--most-gpus", type=int, default=64, metavar="N")
-    parser.add_argument("--jobs", type=int, default=1, metavar="N")
-    o = parser.parse_args()
-    here = os.path.dirname(os.path.abspath(__file__))
-    files = sorted(glob.glob(f"{here}/../../llama/configs/machines/*.toml"))
-    cases = [(os.path.basename(f).removesuffix(".toml"), 2**n) for f in files for n in range(7) if 2**n <= o.most_gpus][
-        :: o.every
-    ]
-    failed = tried = 0
-    pool = concurrent.futures.ThreadPoolExecutor(o.jobs)
-    for (machine, gpus), (count, wrong) in zip(cases, pool.map(lambda c: check(os.path.abspath(o.program), *c), cases)):
-        tried, failed = tried + count, failed + bool(wrong)
-        print(f"{gpus:3} x {machine:14} {count:3} neighbours" + (f": FAILED: {wrong}" if wrong else ""), flush=True)
-    print(f"{tried} neighbours; {len(cases) - failed} passed, {failed} failed")
-    return failed > 0 or tried == 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("program")
+parser.add_argument("--every", type=int, default=1, metavar="N")
+parser.add_argument("--most-gpus", type=int, default=64, metavar="N")
+parser.add_argument("--jobs", type=int, default=1, metavar="N")
+o = parser.parse_args(arguments)
+machines = sorted(path.stem for path in (ROOT / "llama/configs/machines").glob("*.toml"))
+cases = [(machine, 2**n) for machine in machines for n in range(7) if 2**n <= o.most_gpus]
+cases, total = cases[:: o.every], 0
+pool = concurrent.futures.ThreadPoolExecutor(o.jobs)
+for (machine, gpus), (count, wrong) in zip(cases, pool.map(lambda case: tried(o.program, *case), cases)):
+    total += count
+    print(f"{gpus:3} x {machine:14} {count:3} neighbours", flush=True)
+    check(f"{gpus} x {machine}", not wrong, wrong)
+check("there are neighbours", total)
+print(f"{total} neighbours")
+end()
