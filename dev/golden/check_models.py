@@ -31,7 +31,7 @@ import tempfile
 sys.path[:0] = [os.path.join(os.path.dirname(os.path.abspath(__file__)), "oracle"), os.path.dirname(os.path.abspath(__file__))]
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from areas import ROOT, make_model, write_shard  # noqa: E402
+from areas import ROOT, llama_cpp, make_model, write_shard  # noqa: E402
 from check_hf import compare_gradients, difference, our_logits, their_logits  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 
@@ -95,17 +95,6 @@ def our_steps(program, folder, shard, layout, out):
         raise SystemExit(f"{layout}: {done.stderr[-1500:]}")
     with open(os.path.join(out, "metrics.jsonl"), encoding="utf-8") as lines:
         return [row["loss"] for row in map(json.loads, lines) if "loss" in row], load_file(os.path.join(out, "final", "model.safetensors"))
-
-
-def llama_cpp(path, prompt):
-    import xllamacpp
-    params = xllamacpp.CommonParams()
-    params.model.path = path
-    params.n_ctx, params.n_gpu_layers, params.cpuparams.n_threads = 64, 0, 1
-    params.warmup, params.fit_params, params.verbosity = False, False, -1
-    answer = xllamacpp.Server(params).handle_completions({"prompt": prompt, "n_predict": TOKENS, "temperature": 0, "cache_prompt": False, "return_tokens": True, "verbose": True,
-                                                          "ignore_eos": True})
-    return (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["__verbose"]["tokens"]
 
 
 def main():

@@ -540,6 +540,18 @@ class Schedules:
 # ---- exports --------------------------------------------------------------------------------------------------------
 
 
+def llama_cpp(path, prompt):
+    """16 greedy tokens of a GGUF file, none of which ends the text."""
+    import xllamacpp
+    params = xllamacpp.CommonParams()
+    params.model.path = path
+    params.n_ctx, params.n_gpu_layers, params.cpuparams.n_threads = 64, 0, 1
+    params.warmup, params.fit_params, params.verbosity = False, False, -1
+    answer = xllamacpp.Server(params).handle_completions({"prompt": prompt, "n_predict": 16, "temperature": 0, "cache_prompt": False,
+                                                          "return_tokens": True, "verbose": True, "ignore_eos": True})
+    return (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["__verbose"]["tokens"]
+
+
 class Exports:
     """Greedy tokens of llama.cpp on an exported GGUF, by the logits of double; and what `export` writes, opened by transformers."""
 
@@ -563,7 +575,6 @@ class Exports:
         import shutil
 
         import transformers
-        import xllamacpp
         f, c, folder = Findings(), case["config"], tools.path("model")
         _, weights = make_model(c, case["seed"], folder)
         shutil.copy(os.path.join(ROOT, "test", "golden", "tokenizer", "llama2.json"), os.path.join(folder, "tokenizer.json"))
@@ -577,14 +588,7 @@ class Exports:
         prompt = torch.tensor([case["prompt"]])
         exact = reference.logits(double, c, prompt)
         f.number("logits of the exported folder", relative(again(input_ids=prompt).logits.detach(), exact), 0.0, 1e-5)
-        params = xllamacpp.CommonParams()
-        params.model.path = tools.path("model.gguf")
-        params.n_ctx, params.n_gpu_layers, params.cpuparams.n_threads = 64, 0, 1
-        params.warmup, params.fit_params, params.verbosity = False, False, -1
-        server = xllamacpp.Server(params)
-        answer = server.handle_completions({"prompt": case["prompt"], "n_predict": 16, "temperature": 0, "cache_prompt": False,
-                                            "return_tokens": True, "verbose": True, "ignore_eos": True})
-        found = (json.loads(answer) if isinstance(answer, (str, bytes)) else answer)["__verbose"]["tokens"]
+        found = llama_cpp(tools.path("model.gguf"), case["prompt"])
         f.same("llama.cpp has continued", len(found) > 0, True)
         ids = list(case["prompt"])
         for token in found[:16]:
