@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -19,13 +21,13 @@ inline testing::AssertionResult says(const std::string& text, const std::string&
     return testing::AssertionFailure() << "\"" << part << "\" is not in: " << text;
 }
 
-// The refusal of f; "" if it is not refused.
-template <class F>
+// The refusal of f, by an error of type E; "" if it is not refused.
+template <class E = Error, class F>
 std::string error_of(F&& f) {
     try {
         f();
         return "";
-    } catch (const Error& e) {
+    } catch (const E& e) {
         return e.what();
     }
 }
@@ -35,6 +37,40 @@ inline std::string text_in(const std::filesystem::path& path) {
     std::ifstream file(path, std::ios::binary);
     return {std::istreambuf_iterator<char>(file), {}};
 }
+
+// Replaces the file; makes the folders that lead to it.
+inline void write_text(const std::filesystem::path& path, const std::string& text) {
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+}
+
+// Flips a bit of the file's byte `at`; below 0: from the end.
+inline void flip_bit(const std::filesystem::path& path, int64_t at) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    if (at < 0) at += int64_t(std::filesystem::file_size(path));
+    file.seekg(at);
+    const char c = char(file.get() ^ 1);
+    file.seekp(at);
+    file.put(c);
+}
+
+// While one lives, no file grows beyond so many bytes: as on a full disk, a write fails late.
+struct FileSizeLimit {
+    explicit FileSizeLimit(rlim_t bytes) {
+        require(::getrlimit(RLIMIT_FSIZE, &before) == 0, "no limit of file sizes: %m");
+        const rlimit small{bytes, before.rlim_max};
+        require(::setrlimit(RLIMIT_FSIZE, &small) == 0, "no limit of file sizes: %m");
+    }
+    ~FileSizeLimit() {
+        ::setrlimit(RLIMIT_FSIZE, &before);
+        std::signal(SIGXFSZ, handler);
+    }
+    FileSizeLimit(const FileSizeLimit&) = delete;
+    FileSizeLimit& operator=(const FileSizeLimit&) = delete;
+
+    rlimit before{};
+    void (*const handler)(int) = std::signal(SIGXFSZ, SIG_IGN);
+};
 
 // Removed in the end, with what is in it.
 struct TempFolder {

@@ -10,12 +10,12 @@
 #include <random>
 #include <thread>
 
-#include "comm/collectives.h"
 #include "comm/mesh.h"
 #include "comm/meter.h"
 #include "kernels/runtime/memory.h"
 #include "test/comm/mpi_main.h"
 #include "zero/unit_layout.h"
+#include "test/comm/ranks.h"
 
 // How often each thread asks MPI, while it is counted: MPI's profiling interface puts the program's function before its
 // own.
@@ -89,6 +89,10 @@ struct Memory {
 TransportKind transport_kind() {
     const char* kind = std::getenv("RZ_TEST_TRANSPORT");
     return parse_name<TransportKind>("RZ_TEST_TRANSPORT", kind ? kind : "mpi");
+}
+
+TransportKind mesh_transport() {
+    return transport_kind() == TransportKind::mpi ? TransportKind::automatic : transport_kind();
 }
 
 Device test_device() {
@@ -201,7 +205,7 @@ class CollectivesTest : public testing::Test {
         auto& slot = made_[name];
         if (!slot)
             slot = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
-                                    {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
+                                    {.chunk_bytes = kChunk, .lanes = 2});
         return *slot;
     }
 
@@ -231,6 +235,15 @@ class CollectivesTest : public testing::Test {
         const auto gathered = all_gather(algorithm("library"), stream_, c),
                    ring = all_gather(algorithm("ring"), stream_, c);
         ASSERT_EQ(gathered, ring);
+    }
+
+    // The ranks of a group, a bit each.
+    int total(Collectives& group) {
+        Memory value(test_device(), 4);
+        value.set(stream_, to_bytes({float(1 << world().rank())}, DType::f32));
+        const auto offsets = even_offsets(1, group.size());
+        group.all_reduce(stream_, sum_in_place(value.buffer.data(), offsets));
+        return int(to_floats(value.get(stream_).data(), 1, DType::f32)[0]);
     }
 
     std::map<std::string, std::unique_ptr<Collectives>> made_;
@@ -283,7 +296,7 @@ TEST_F(CollectivesTest, SeveralMebibytesInTheDefaultChunks) {
     for (const char* name : {"ring", "direct"})
         for (int lanes : {1, 2}) {
             auto how = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
-                                        {.chunk_bytes = 1 << 20, .lanes = lanes, .meter = nullptr});
+                                        {.chunk_bytes = 1 << 20, .lanes = lanes});
             ASSERT_EQ(all_reduce(*how, stream_, c), library) << name << ", " << lanes << " lanes";
         }
 }
@@ -326,7 +339,7 @@ TEST_F(CollectivesTest, SameBitsForAllStages) {
             for (int64_t chunk : {256, 1024, 100000})
                 for (int lanes : {1, 3}) {
                     auto how = make_collectives(parse_name<Algorithm>("algorithm", name), world(),
-                                                {.chunk_bytes = chunk, .lanes = lanes, .meter = nullptr});
+                                                {.chunk_bytes = chunk, .lanes = lanes});
                     ASSERT_EQ(all_reduce(*how, stream_, c, rough_value), reference)
                         << name << " " << chunk << " " << lanes;
                     ASSERT_EQ(reduce_scatter(*how, stream_, c, rough_value), own_reference) << name << " " << chunk;
@@ -422,8 +435,7 @@ TEST_F(CollectivesTest, TwoGroupsAtOnceGiveTheExactSums) {
     if (test_device().is_cuda() && std::string(world().name()) == "mpi")
         GTEST_SKIP() << "staged groups belong on one stream (comm/mesh.h)";
     auto second_transport = process.make_transport(transport_kind(), test_device(), 0, process.rank(), "second");
-    auto second =
-        make_collectives(Algorithm::ring, *second_transport, {.chunk_bytes = kChunk, .lanes = 2, .meter = nullptr});
+    auto second = make_collectives(Algorithm::ring, *second_transport, {.chunk_bytes = kChunk, .lanes = 2});
     Stream other(test_device(), "other");
     const Case c{.offsets = even_offsets(100003, world().size(), 64)};
     const auto mine = values_of(world().rank(), c);
@@ -431,11 +443,8 @@ TEST_F(CollectivesTest, TwoGroupsAtOnceGiveTheExactSums) {
     a.set(stream_, mine);
     b.set(stream_, mine);
     for (int round = 0; round < 3; ++round) {
-        const AllReduce args{
-            .out = nullptr, .in = nullptr, .offsets = c.offsets, .dtype = DType::f32, .wire = DType::f32};
-        AllReduce first = args, then = args;
-        first.out = a.buffer.data(), first.in = a.buffer.data();
-        then.out = b.buffer.data(), then.in = b.buffer.data();
+        const AllReduce first = sum_in_place(a.buffer.data(), c.offsets),
+                        then = sum_in_place(b.buffer.data(), c.offsets);
         const bool other_first = !test_device().is_cuda() && process.rank() % 2 == 1;
         if (other_first) second->all_reduce(other, then);
         algorithm("ring").all_reduce(stream_, first);
@@ -456,25 +465,11 @@ TEST_F(CollectivesTest, MeshRowsAndColumnsSumOverTheirOwnRanks) {
     auto& process = test_process();
     for (int shard = 1; shard <= process.size(); ++shard) {
         if (process.size() % shard != 0) continue;
-        MeshOptions options;
-        options.grid.shard_size = shard;
-        options.transport = transport_kind() == TransportKind::mpi ? TransportKind::automatic : transport_kind();
-        Mesh mesh(process, test_device(), options);
+        Mesh mesh(process, test_device(), {.grid = {.shard_size = shard}, .transport = mesh_transport()});
         EXPECT_EQ(mesh.shard().size(), shard);
         EXPECT_EQ(mesh.replicate().size(), process.size() / shard);
         EXPECT_EQ(mesh.shard().rank(), process.rank() % shard);
         EXPECT_EQ(mesh.replicate().rank(), process.rank() / shard);
-        auto total = [&](Collectives& group) {
-            Memory value(test_device(), 4);
-            value.set(stream_, to_bytes({float(1 << process.rank())}, DType::f32));
-            const auto offsets = even_offsets(1, group.size());
-            group.all_reduce(stream_, {.out = value.buffer.data(),
-                                       .in = value.buffer.data(),
-                                       .offsets = offsets,
-                                       .dtype = DType::f32,
-                                       .wire = DType::f32});
-            return int(to_floats(value.get(stream_).data(), 1, DType::f32)[0]);
-        };
         int row = 0, column = 0;
         for (int r = 0; r < process.size(); ++r) {
             if (r / shard == process.rank() / shard) row |= 1 << r;
@@ -484,9 +479,7 @@ TEST_F(CollectivesTest, MeshRowsAndColumnsSumOverTheirOwnRanks) {
         EXPECT_EQ(total(mesh.replicate()), column);
         EXPECT_EQ(total(mesh.data()), (1 << process.size()) - 1);
     }
-    MeshOptions bad;
-    bad.grid.shard_size = process.size() + 1;
-    EXPECT_THROW(Mesh(process, test_device(), bad), Error);
+    EXPECT_THROW(Mesh(process, test_device(), {.grid = {.shard_size = process.size() + 1}}), Error);
 }
 
 // All axes at once, with pp outermost and tp innermost: each group sums over its own ranks, and a token goes around
@@ -494,26 +487,13 @@ TEST_F(CollectivesTest, MeshRowsAndColumnsSumOverTheirOwnRanks) {
 TEST_F(CollectivesTest, MeshAxesSumAndLinksCarry) {
     auto& process = test_process();
     const int N = process.size();
-    const TransportKind transport =
-        transport_kind() == TransportKind::mpi ? TransportKind::automatic : transport_kind();
     for (const auto& [tp, pp] : {std::pair(1, N), {N, 1}, {2, 2}, {1, 2}, {2, 3}}) {
         if (N % (tp * pp) != 0) {
             EXPECT_THROW(Grid(N, {.tp = tp, .pp = pp}), Error);
             continue;
         }
-        Mesh mesh(process, test_device(), {.grid = {.tp = tp, .pp = pp}, .transport = transport});
+        Mesh mesh(process, test_device(), {.grid = {.tp = tp, .pp = pp}, .transport = mesh_transport()});
         const int dp = N / tp / pp, rank = process.rank(), t = rank % tp, d = rank / tp % dp, p = rank / tp / dp;
-        const auto total = [&](Collectives& group) {
-            Memory value(test_device(), 4);
-            value.set(stream_, to_bytes({float(1 << rank)}, DType::f32));
-            const auto offsets = even_offsets(1, group.size());
-            group.all_reduce(stream_, {.out = value.buffer.data(),
-                                       .in = value.buffer.data(),
-                                       .offsets = offsets,
-                                       .dtype = DType::f32,
-                                       .wire = DType::f32});
-            return int(to_floats(value.get(stream_).data(), 1, DType::f32)[0]);
-        };
         int tps = 0, dps = 0, pps = 0, models = 0;
         for (int r = 0; r < N; ++r) {
             const bool same_t = r % tp == t, same_d = r / tp % dp == d, same_p = r / tp / dp == p;
@@ -554,11 +534,7 @@ TEST_F(CollectivesTest, MeterSeesCallsBytesAndExposedTime) {
     const Case c{.offsets = even_offsets(int64_t(world().size()) << 16, world().size())};
     Memory data(test_device(), c.offsets.back() * 4);
     data.set(stream_, values_of(world().rank(), c));
-    how->all_reduce(stream_, {.out = data.buffer.data(),
-                              .in = data.buffer.data(),
-                              .offsets = c.offsets,
-                              .dtype = DType::f32,
-                              .wire = DType::f32});
+    how->all_reduce(stream_, sum_in_place(data.buffer.data(), c.offsets));
     meter.wait(compute, stream_.record());  // nothing to overlap with: all of it is exposed, but for the head start
     const CommTotals totals = meter.take();
     EXPECT_EQ(totals.ops.at("all_reduce").calls, 1);

@@ -8,10 +8,20 @@
 
 #include "comm/process.h"
 #include "kernels/runtime/dtype.h"
+#include "test/checks.h"
 
 namespace rz {
 
 Process& test_process();
+
+// A folder that all ranks know. Rank 0 removes it in the end; no rank may still use it then.
+struct SharedFolder {
+    explicit SharedFolder(Process& process)
+        : made(process.is_root() ? std::make_unique<TempFolder>() : nullptr),
+          path(process.broadcast_text(made ? made->path : "", 0)) {}
+    const std::unique_ptr<TempFolder> made;
+    const std::string path;
+};
 
 // Small integers stored as floats: every partial sum of a few ranks is exact, in bf16 and fp16 too, so any order of
 // summation gives the same bits and results are compared with no tolerance. Depends on rank and index.

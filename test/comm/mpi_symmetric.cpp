@@ -23,9 +23,7 @@ TEST(MpiSymmetric, InsideNodesGivesTheBitsOfHier) {
     Process& process = test_process();
     if (process.size() < 4 || process.size() % 2 != 0) GTEST_SKIP() << "two nodes of two ranks and more";
     const auto mesh_of = [&](Algorithm how) {
-        MeshOptions options;
-        options.algorithms.data = how;
-        options.ranks_per_node = process.size() / 2;
+        const MeshOptions options{.algorithms = {.data = how}, .ranks_per_node = process.size() / 2};
         return std::make_unique<Mesh>(process, Device{DeviceKind::cpu, 0}, options);
     };
     const std::unique_ptr<Mesh> messages = mesh_of(Algorithm::hier), mapped = mesh_of(Algorithm::hier_symmetric);

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "comm/collectives.h"
 #include "test/comm/mpi_main.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 
@@ -56,18 +56,7 @@ inline void compare_calls(Collectives& symmetric, Collectives& direct, Stream& s
             << what << " of " << n << " " << name_of(dtype) << " over " << name_of(wire)
             << (shared ? " in shared memory" : "") << ", rank " << rank;
     };
-    const ReduceScatter scatter{.out = nullptr,
-                                .in = in,
-                                .offsets = offsets,
-                                .dtype = dtype,
-                                .wire = wire,
-                                .out_dtype = DType::f32,
-                                .scale = 0.3f};
-    const auto scatter_to = [&](void* to) {
-        ReduceScatter s = scatter;
-        s.out = to;
-        return s;
-    };
+    const auto scatter_to = [&](void* to) { return ReduceScatter{to, in, offsets, dtype, wire, DType::f32, 0.3f}; };
     fill();
     direct.reduce_scatter(stream, scatter_to(want_memory.data()));
     // Once the call is over its input may change, however late a rank is.
@@ -146,8 +135,7 @@ inline void gather_in_common_memory(Collectives& symmetric, Stream& stream) {
         stream.enqueue_host([&, step] {
             for (int64_t i = offsets[size_t(rank)]; i < offsets[size_t(rank) + 1]; ++i) x[i] = float(step * 10000 + i);
         });
-        symmetric.all_gather(stream,
-                             {.out = x, .in = x + offsets[size_t(rank)], .offsets = offsets, .dtype = DType::f32});
+        symmetric.all_gather(stream, all_gather_f32(x, x + offsets[size_t(rank)], offsets));
         int wrong = 0;
         stream.enqueue_host([&] {
             for (int64_t i = 0; i < 5000; ++i) wrong += x[i] != float(step * 10000 + i);

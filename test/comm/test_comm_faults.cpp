@@ -10,7 +10,6 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "comm/collectives.h"
@@ -18,6 +17,7 @@
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
 #include "test/checks.h"
+#include "test/comm/ranks.h"
 
 // In place of the library's, which is then PMPI_Finalize.
 #ifdef RZ_HAVE_MPI
@@ -76,10 +76,8 @@ int train(Process& process, const std::string& fault) {
             files.join();
         }
         if (bad && fault == "mismatch")
-            ring->all_gather(
-                stream, {.out = x.data(), .in = x.data() + offsets[kBadRank], .offsets = offsets, .dtype = DType::f32});
-        ring->all_reduce(
-            stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+            ring->all_gather(stream, all_gather_f32(x.data(), x.data() + offsets[kBadRank], offsets));
+        ring->all_reduce(stream, sum_in_place(x.data(), offsets));
         stream.synchronize();
     }
     return fault == "requeue" ? int(kExitRequeue) : 0;
@@ -126,13 +124,12 @@ struct Outcome {
 };
 
 Outcome run_job(const std::string& fault) {
-    char self[4096] = {};
-    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) fail("no /proc/self/exe");
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
     const TempFolder folder;
     const std::string command = format(
         "OMP_NUM_THREADS=1 RZ_FAULT=%s RZ_RUN_DIR=%s MPIEXEC_TIMEOUT=60 mpirun -n %d %s --gtest_brief=1 "
         "--gtest_also_run_disabled_tests --gtest_filter=CommFaultRank.DISABLED_Body > %s/output 2>&1",
-        fault.c_str(), folder.path.c_str(), kRanks, self, folder.path.c_str());
+        fault.c_str(), folder.path.c_str(), kRanks, self.c_str(), folder.path.c_str());
     Outcome outcome;
     const auto began = std::chrono::steady_clock::now();
     const int status = std::system(command.c_str());

@@ -5,15 +5,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 
 #include "comm/collectives.h"
 #include "comm/mpi_transport.h"
 #include "comm/process.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -35,8 +35,7 @@ TEST(CommNetnsRank, DISABLED_Body) {
         std::vector<float> x(kElements);
         for (int round = 0; round < kRounds; ++round) {
             std::fill(x.begin(), x.end(), float(process.rank() + round));
-            how->all_reduce(
-                stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+            how->all_reduce(stream, sum_in_place(x.data(), offsets));
             stream.synchronize();
             for (float v : x)
                 require(v == float(kHosts * (kHosts - 1) / 2 + kHosts * round), "a wrong sum: %g", double(v));
@@ -50,18 +49,16 @@ TEST(CommNetnsRank, DISABLED_Body) {
 TEST(CommNetns, BytesOnTheWireAreTheFormulas) {
     if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
     if (!std::filesystem::exists("dev/net/netns_hosts.sh")) GTEST_SKIP() << "not started in the repository root";
-    char self[4096] = {};
-    ASSERT_GT(readlink("/proc/self/exe", self, sizeof self - 1), 0);
+    const std::string self = std::filesystem::read_symlink("/proc/self/exe");
     for (const char* algorithm : {"ring", "direct"}) {
-        const std::string counts =
-            (std::filesystem::temp_directory_path() / ("rz-netns-" + std::to_string(getpid()))).string();
+        const TempFolder folder;
+        const std::string counts = folder / "counts";
         const std::string command = format(
             "COUNTS=%s OMP_NUM_THREADS=1 RZ_NETNS=%s dev/net/netns_hosts.sh %d -- %s --gtest_brief=1 "
             "--gtest_also_run_disabled_tests --gtest_filter=CommNetnsRank.DISABLED_Body > %s.log 2>&1",
-            counts.c_str(), algorithm, kHosts, self, counts.c_str());
+            counts.c_str(), algorithm, kHosts, self.c_str(), counts.c_str());
         const int status = std::system(command.c_str());
-        std::ifstream log(counts + ".log");
-        const std::string output((std::istreambuf_iterator<char>(log)), {});
+        const std::string output = text_in(counts + ".log");
         if (WIFEXITED(status) && WEXITSTATUS(status) == 77) GTEST_SKIP() << output;
         ASSERT_EQ(status, 0) << output;
         const double want = kRounds * 2.0 * (kHosts - 1) / kHosts * kElements * 4;
@@ -76,8 +73,6 @@ TEST(CommNetns, BytesOnTheWireAreTheFormulas) {
             ++hosts;
         }
         EXPECT_EQ(hosts, kHosts);
-        std::filesystem::remove(counts);
-        std::filesystem::remove(counts + ".log");
     }
 }
 

@@ -9,17 +9,12 @@
 #include "comm/loopback.h"
 #include "comm/mesh.h"
 #include "test/kernels/cpu_device.h"
+#include "test/checks.h"
+#include "test/comm/mpi_main.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
-
-// Values of many magnitudes: nearly every sum of three rounds, and another order gives other bits.
-float rough(int rank, int64_t i) {
-    uint64_t x = (uint64_t(rank) << 40 | uint64_t(i)) * 0x9e3779b97f4a7c15u;
-    x = (x ^ x >> 29) * 0xbf58476d1ce4e5b9u;
-    x ^= x >> 32;
-    return (float(x % 20000) / 10000 - 1) * float(1 << (x >> 20) % 12);
-}
 
 float rounded(float x, DType t) { return t == DType::bf16 ? float(bf16(x)) : x; }
 
@@ -29,7 +24,7 @@ float two_sums(const std::vector<std::vector<int>>& nodes, int64_t i, DType wire
     for (size_t m = 0; m < nodes.size(); ++m) {
         float row = 0;
         for (size_t l = 0; l < nodes[m].size(); ++l)
-            row = l ? row + rounded(rough(nodes[m][l], i), wire) : rounded(rough(nodes[m][l], i), wire);
+            row = l ? row + rounded(rough_value(nodes[m][l], i), wire) : rounded(rough_value(nodes[m][l], i), wire);
         if (nodes.size() > 1) row = rounded(row, wire);  // it travels
         sum = m ? sum + row : row;
     }
@@ -65,11 +60,8 @@ void expect_two_sums(Algorithm how, int P, int L, int64_t step) {
     LoopbackHub hub(N);
     const auto nodes = node_major(P, L);
     hub.run([&](int rank) {
-        MeshOptions options;
-        options.algorithms.data = how;
-        options.ranks_per_node = N / P;
-        options.collectives.step_bytes = step;
-        Mesh mesh(hub, rank, options);
+        Mesh mesh(hub, rank,
+                  {.algorithms = {.data = how}, .ranks_per_node = N / P, .collectives = {.step_bytes = step}});
         Collectives& hier = mesh.data();
         if (P > 1 && L > 1) {
             EXPECT_STREQ(hier.name(), name_of(how));
@@ -86,27 +78,19 @@ void expect_two_sums(Algorithm how, int P, int L, int64_t step) {
                 std::vector<float> memory(static_cast<size_t>(n)), sum(size_t(own_n), NAN), all(size_t(n), NAN);
                 const std::span in(shared ? reinterpret_cast<float*>(shared->part(hier.shared_rank())) : memory.data(),
                                    size_t(n));
-                for (int64_t i = 0; i < n; ++i) in[size_t(i)] = rough(rank, i);
+                for (int64_t i = 0; i < n; ++i) in[size_t(i)] = rough_value(rank, i);
                 const std::vector<float> before(in.begin(), in.end());
-                hier.reduce_scatter(mesh.stream(), {.out = sum.data(),
-                                                    .in = in.data(),
-                                                    .offsets = offsets,
-                                                    .dtype = DType::f32,
-                                                    .wire = wire,
-                                                    .out_dtype = DType::f32,
-                                                    .scale = 0.25f});
-                hier.all_gather(mesh.stream(),
-                                {.out = all.data(), .in = sum.data(), .offsets = offsets, .dtype = DType::f32});
+                ReduceScatter scatter = reduce_scatter_f32(sum.data(), in.data(), offsets);
+                scatter.wire = wire, scatter.scale = 0.25f;
+                hier.reduce_scatter(mesh.stream(), scatter);
+                hier.all_gather(mesh.stream(), all_gather_f32(all.data(), sum.data(), offsets));
                 mesh.stream().synchronize();
                 EXPECT_TRUE(std::ranges::equal(in, before));
                 for (int64_t i = 0; i < n; ++i)
                     ASSERT_EQ(all[size_t(i)], two_sums(nodes, i, wire, 0.25f)) << "element " << i;
-                hier.all_reduce(mesh.stream(), {.out = in.data(),
-                                                .in = in.data(),
-                                                .offsets = offsets,
-                                                .dtype = DType::f32,
-                                                .wire = wire,
-                                                .scale = 0.25f});
+                AllReduce reduce = sum_in_place(in.data(), offsets);
+                reduce.wire = wire, reduce.scale = 0.25f;
+                hier.all_reduce(mesh.stream(), reduce);
                 mesh.stream().synchronize();
                 EXPECT_TRUE(std::ranges::equal(in, all));
             }
@@ -136,9 +120,7 @@ TEST(Hier, SumsRoundInAnotherOrderThanOneLevel) {  // or the tests above could n
 
 // Hosts that were filled in turn: the ranks of a node are found all the same.
 TEST(Hier, RanksPlacedInTurnAreSortedByNode) {
-    GridOptions options;
-    options.nodes = {5, 9, 5, 9, 5, 9};
-    options.by_columns = true;
+    GridOptions options{.nodes = {5, 9, 5, 9, 5, 9}, .by_columns = true};
     const Grid grid(6, options);
     EXPECT_EQ(grid.nodes(Axis::data), 2);
     EXPECT_EQ(grid.members(Axis::data, 0), (std::vector<int>{0, 1, 2, 3, 4, 5}));  // columns 0 1, 2 3, 4 5
@@ -155,10 +137,7 @@ TEST(Hier, IsTheDefaultOnSeveralNodesWhereItFits) {
         LoopbackHub hub(ranks);
         Algorithm algorithm = Algorithm::library;
         hub.run([&](int rank) {
-            MeshOptions options;
-            options.grid = grid;
-            options.ranks_per_node = per_node;
-            Mesh mesh(hub, rank, options);
+            Mesh mesh(hub, rank, {.grid = grid, .ranks_per_node = per_node});
             if (rank == 0) algorithm = mesh.algorithm();
         });
         return algorithm;
@@ -176,8 +155,7 @@ TEST(AxisAlgorithms, AreReadByAxis) {
     EXPECT_EQ(parse_axis_algorithms("tp=ring"), (AxisAlgorithms{std::nullopt, Algorithm::ring}));
     EXPECT_EQ(parse_axis_algorithms("data=direct,tp=library"), (AxisAlgorithms{Algorithm::direct, Algorithm::library}));
     EXPECT_EQ(wrong_axis_algorithms("pp=ring"), "'pp=ring': the axes are tp and data; nearest: data=ring");
-    EXPECT_NE(wrong_axis_algorithms("rings").find("'rings' must be one of ring, direct, library, hier"),
-              std::string::npos);
+    EXPECT_TRUE(says(wrong_axis_algorithms("rings"), "'rings' must be one of ring, direct, library, hier"));
     EXPECT_NE(wrong_axis_algorithms(""), "");
     EXPECT_NE(wrong_axis_algorithms("ring,"), "");
     for (const char* text : {"hier", "tp=ring,data=hier", "tp=library"})
@@ -187,10 +165,7 @@ TEST(AxisAlgorithms, AreReadByAxis) {
 TEST(AxisAlgorithms, TwoLevelsOfTensorPartsAreRefused) {
     LoopbackHub hub(4);
     hub.run([&](int rank) {
-        MeshOptions options;
-        options.grid.tp = 4;
-        options.ranks_per_node = 2;
-        options.algorithms.tp = Algorithm::hier;
+        const MeshOptions options{.grid = {.tp = 4}, .algorithms = {.tp = Algorithm::hier}, .ranks_per_node = 2};
         EXPECT_THROW(Mesh(hub, rank, options), Error);
     });
 }

@@ -6,37 +6,35 @@
 #include <string>
 
 #include "dev/common/links.h"
-#include "comm/loopback.h"
-#include "comm/process.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
 
+std::unique_ptr<Transport> all_of(Process& process) {
+    const Device device = process.choose_device(DeviceChoice::automatic, TransportKind::automatic, nullptr);
+    return process.make_transport(TransportKind::automatic, device, 0, process.rank(), "world");
+}
+
 TEST(Links, EveryPairAndEachHostsRingAreMeasuredWithTheirBytes) {
     for (const int ranks : {2, 5}) {
-        LoopbackHub hub(ranks);
-        hub.run([&](int rank) {
-            Process process(hub, rank);
-            process.run([&] {
-                const Device device = process.choose_device(DeviceChoice::automatic, TransportKind::automatic, nullptr);
-                auto transport = process.make_transport(TransportKind::automatic, device, 0, rank, "world");
-                std::vector<std::string> hosts;
-                for (int r = 0; r < ranks; ++r) hosts.push_back(r < 3 ? "a" : "b");
-                const Links links = measure_links(process, *transport, hosts, 10000, 1);
-                std::set<std::pair<int, int>> pairs;
-                for (const LinkResult& l : links.pairs) {
-                    EXPECT_LT(l.a, l.b);
-                    EXPECT_EQ(l.same_host, (l.a < 3) == (l.b < 3));
-                    EXPECT_EQ(l.wrong, 0);
-                    EXPECT_GT(l.gb_s, 0);
-                    pairs.insert({l.a, l.b});
-                }
-                EXPECT_EQ(int(pairs.size()), ranks * (ranks - 1) / 2);
-                EXPECT_EQ(pairs.size(), links.pairs.size());
-                EXPECT_EQ(int(links.rings.size()), ranks) << "3 links on host a, 2 on host b";
-                EXPECT_FALSE(any_wrong(links.rings));
-                return 0;
-            });
+        run_processes(ranks, [&](Process& process) {
+            std::vector<std::string> hosts;
+            for (int r = 0; r < ranks; ++r) hosts.push_back(r < 3 ? "a" : "b");
+            const Links links = measure_links(process, *all_of(process), hosts, 10000, 1);
+            std::set<std::pair<int, int>> pairs;
+            for (const LinkResult& l : links.pairs) {
+                EXPECT_LT(l.a, l.b);
+                EXPECT_EQ(l.same_host, (l.a < 3) == (l.b < 3));
+                EXPECT_EQ(l.wrong, 0);
+                EXPECT_GT(l.gb_s, 0);
+                pairs.insert({l.a, l.b});
+            }
+            EXPECT_EQ(int(pairs.size()), ranks * (ranks - 1) / 2);
+            EXPECT_EQ(pairs.size(), links.pairs.size());
+            EXPECT_EQ(int(links.rings.size()), ranks) << "3 links on host a, 2 on host b";
+            EXPECT_FALSE(any_wrong(links.rings));
         });
     }
 }
@@ -65,18 +63,12 @@ class Damaging : public Transport {
 };
 
 TEST(Links, ADamagedByteIsFound) {
-    LoopbackHub hub(2);
-    hub.run([&](int rank) {
-        Process process(hub, rank);
-        process.run([&] {
-            const Device device = process.choose_device(DeviceChoice::automatic, TransportKind::automatic, nullptr);
-            auto transport = process.make_transport(TransportKind::automatic, device, 0, rank, "world");
-            Damaging damaging(*transport);
-            const Links links = measure_links(process, damaging, {"a", "a"}, 1000, 2);
-            EXPECT_EQ(links.pairs.at(0).wrong, 1);
-            EXPECT_TRUE(any_wrong(links.pairs));
-            return 0;
-        });
+    run_processes(2, [](Process& process) {
+        const auto transport = all_of(process);
+        Damaging damaging(*transport);
+        const Links links = measure_links(process, damaging, {"a", "a"}, 1000, 2);
+        EXPECT_EQ(links.pairs.at(0).wrong, 1);
+        EXPECT_TRUE(any_wrong(links.pairs));
     });
 }
 
@@ -109,7 +101,7 @@ TEST(Links, AHostWithASlowCardIsNamedOnce) {
 TEST(Links, WrongBytesAndASilentFallbackToSocketsAreNamed) {
     std::vector<LinkResult> links = {link(0, 1, true, 3)};
     EXPECT_TRUE(odd_links(links, {"a", "a"}, false).empty());
-    EXPECT_NE(odd_links(links, {"a", "a"}, true).at(0).find("NET/Socket"), std::string::npos);
+    EXPECT_TRUE(says(odd_links(links, {"a", "a"}, true).at(0), "NET/Socket"));
     EXPECT_FALSE(any_wrong(links));
     links[0].wrong = 2;
     EXPECT_TRUE(any_wrong(links));

@@ -8,8 +8,9 @@
 #include "comm/mesh.h"
 #include "comm/nccl_memory.h"
 #include "comm/thresholds.h"
-#include "kernels/runtime/check.h"
 #include "kernels/runtime/context.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -57,12 +58,7 @@ bool together(Axis axis, const Coordinates& a, const Coordinates& b, int cp, int
 }
 
 std::string refusal(int ranks, const GridOptions& options) {
-    try {
-        Grid(ranks, options);
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { Grid(ranks, options); });
 }
 
 TEST(Grid, PlacesAreThoseOfNestedLoops) {
@@ -107,8 +103,7 @@ TEST(Grid, AnyOrderOfTheAxesIsAPermutationOfTheRanks) {
         EXPECT_EQ(grid.members(order[0], 0)[1], 1) << "the first axis is innermost";
         EXPECT_EQ(grid.members(order[3], 0)[1], 24 / grid.size(order[3])) << "the last one is outermost";
     } while (std::next_permutation(order.begin(), order.end()));
-    EXPECT_NE(refusal(4, {.order = {Axis::tp, Axis::tp, Axis::dp, Axis::pp}}).find("stands in it once"),
-              std::string::npos);
+    EXPECT_TRUE(says(refusal(4, {.order = {Axis::tp, Axis::tp, Axis::dp, Axis::pp}}), "stands in it once"));
 }
 
 TEST(Grid, RefusalsNameWhatWasAskedAndTheNearestThatWorks) {
@@ -127,7 +122,7 @@ float sum_over(Collectives& group, int rank) {
     Stream stream({DeviceKind::cpu, 0}, "test");
     float x = float(1 << rank);
     const auto offsets = even_offsets(1, group.size());
-    group.all_reduce(stream, {.out = &x, .in = &x, .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+    group.all_reduce(stream, sum_in_place(&x, offsets));
     stream.synchronize();
     return x;
 }
@@ -360,22 +355,16 @@ TEST(RoomForCommunication, AContextHasItAsLongAsTheMesh) {
 // Asked for before there is a GPU to ask (the plan), and by the mesh of a run.
 TEST(RoomForCommunication, IsRefusedWhereItCannotBeMet) {
     const Grid data(4, {}), staged(4, {.pp = 2});
-    const auto refusal = [](int reserved_sms, int multiprocessors, bool cpu, bool nccl,
-                            const Grid& grid) -> std::string {
-        try {
-            check_reserved_sms(reserved_sms, multiprocessors, cpu, nccl, grid, {});
-        } catch (const Error& e) {
-            return e.what();
-        }
-        return "";
+    const auto refusal = [](int reserved_sms, int multiprocessors, bool cpu, bool nccl, const Grid& grid) {
+        return error_of([&] { check_reserved_sms(reserved_sms, multiprocessors, cpu, nccl, grid, {}); });
     };
-    EXPECT_NE(refusal(132, 132, false, true, data).find("has 132 multiprocessors"), std::string::npos);
+    EXPECT_TRUE(says(refusal(132, 132, false, true, data), "has 132 multiprocessors"));
     EXPECT_EQ(refusal(131, 132, false, true, data), "");
     EXPECT_EQ(refusal(131, 0, false, true, data), "") << "a GPU of which nothing is known";
-    EXPECT_NE(refusal(2, 132, false, true, staged).find("nearest: --comm-sms 5"), std::string::npos);
+    EXPECT_TRUE(says(refusal(2, 132, false, true, staged), "nearest: --comm-sms 5"));
     EXPECT_EQ(refusal(2, 132, false, false, staged), "") << "not over NCCL";
     EXPECT_EQ(refusal(5, 132, false, true, staged), "") << "two lanes, three groups";
-    EXPECT_NE(refusal(2, 0, true, false, data).find("on the CPU"), std::string::npos);
+    EXPECT_TRUE(says(refusal(2, 0, true, false, data), "on the CPU"));
     EXPECT_EQ(refusal(0, 132, false, true, staged), "");
 }
 

@@ -3,11 +3,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <set>
 
 #include "comm/placement.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -58,12 +57,9 @@ TEST(Placement, CpuListsAreReadAndDamagedOnesAreEmpty) {
 }
 
 TEST(Placement, CoresNearAGpuAreThoseOfItsNumaNode) {
-    namespace fs = std::filesystem;
-    const std::string sys = testing::TempDir() + "rz_sys";
-    const auto write = [&](const std::string& path, const char* text) {
-        fs::create_directories(fs::path(sys + path).parent_path());
-        std::ofstream(sys + path) << text << "\n";
-    };
+    const TempFolder folder;
+    const std::string sys = folder.path;
+    const auto write = [&](const char* path, const std::string& text) { write_text(sys + path, text + "\n"); };
     write("/bus/pci/devices/0000:1b:00.0/numa_node", "1");
     write("/bus/pci/devices/0000:2b:00.0/numa_node", "-1");
     write("/devices/system/node/online", "0-1");
@@ -74,25 +70,21 @@ TEST(Placement, CoresNearAGpuAreThoseOfItsNumaNode) {
     EXPECT_TRUE(cores_near("0000:ff:00.0", sys).empty());
     write("/devices/system/node/online", "0");
     EXPECT_TRUE(cores_near("0000:1B:00.0", sys).empty()) << "one node: nothing to choose";
-    fs::remove_all(sys);
 }
 
 TEST(Placement, TooFewCoresAreSaidWithWhatTheLauncherCallsThem) {
-    EXPECT_NE(too_few_cores(1, 64, 8, true, true).find("srun --cpus-per-task=8"), std::string::npos);
-    EXPECT_NE(too_few_cores(1, 64, 8, true, false).find("-bind-to none"), std::string::npos);
+    EXPECT_TRUE(says(too_few_cores(1, 64, 8, true, true), "srun --cpus-per-task=8"));
+    EXPECT_TRUE(says(too_few_cores(1, 64, 8, true, false), "-bind-to none"));
     EXPECT_EQ(too_few_cores(4, 64, 8, true, true), "");
     EXPECT_EQ(too_few_cores(1, 2, 4, true, false), "") << "there are no more";
     EXPECT_EQ(too_few_cores(1, 64, 8, false, false), "");
 }
 
 TEST(Placement, TheHostIsItsBootIdNotItsName) {
-    namespace fs = std::filesystem;
-    const std::string proc = testing::TempDir() + "rz_proc";
-    fs::create_directories(proc + "/sys/kernel/random");
-    std::ofstream(proc + "/sys/kernel/random/boot_id") << "4a1f\n";
-    EXPECT_EQ(host_id(proc), "4a1f");
-    fs::remove_all(proc);
-    EXPECT_NE(host_id(proc), "");
+    const TempFolder proc;
+    write_text(proc / "sys/kernel/random/boot_id", "4a1f\n");
+    EXPECT_EQ(host_id(proc.path), "4a1f");
+    EXPECT_NE(host_id(proc / "none"), "");
 }
 
 }  // namespace

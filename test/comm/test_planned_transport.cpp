@@ -9,6 +9,7 @@
 #include "comm/watch.h"
 #include "kernels/elementwise.h"
 #include "kernels/runtime/context.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -70,8 +71,7 @@ TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
         const auto offsets = even_offsets(N * kSlice, N);
         const auto all_reduce = [&](Collectives& ring, Stream& stream) {
             const Buffer x(stream.device(), 4 * N * kSlice, MemKind::data, "x");
-            ring.all_reduce(
-                stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+            ring.all_reduce(stream, sum_in_place(x.data(), offsets));
         };
         const CollectiveOptions one_lane{.chunk_bytes = 4 * kSlice, .lanes = 1};
         const auto t = clocks(N, even_link(kLatency, kByteATick), [&](int, Transport& transport, Stream& stream) {
@@ -141,8 +141,7 @@ TEST(PlannedTransport, ExecutedCollectivesGiveTheCpusBits) {
             Stream stream(hub.device(rank), "comm");
             std::vector<float>& x = out[size_t(rank)];
             for (int64_t i = 0; i < n; ++i) x[size_t(i)] = float(std::sin(double(i * (rank + 3)))) * float(i % 13);
-            ring->all_reduce(
-                stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+            ring->all_reduce(stream, sum_in_place(x.data(), offsets));
             ring->broadcast(stream, x.data(), 40, 1);
             stream.synchronize();
         });

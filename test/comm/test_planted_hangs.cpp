@@ -13,13 +13,14 @@
 
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "comm/flight.h"
 #include "comm/mesh.h"
 #include "comm/process.h"
 #include "comm/tcp_proof.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -78,14 +79,9 @@ class Rank {
         const auto offsets = even_offsets(n, group().size());
         float* own = values_.data() + offsets[size_t(group().rank())];
         if (axis_ == "data")
-            group().all_gather(stream(), {.out = values_.data(), .in = own, .offsets = offsets, .dtype = DType::f32});
+            group().all_gather(stream(), all_gather_f32(values_.data(), own, offsets));
         else
-            group().reduce_scatter(stream(), {.out = own,
-                                              .in = values_.data(),
-                                              .offsets = offsets,
-                                              .dtype = DType::f32,
-                                              .wire = DType::f32,
-                                              .out_dtype = DType::f32});
+            group().reduce_scatter(stream(), reduce_scatter_f32(own, values_.data(), offsets));
     }
 
     Process& process_;
@@ -120,8 +116,7 @@ class Job {
    public:
     Job(const Hang& hang, const std::string& folder) : folder_(folder) {
         std::filesystem::create_directories(folder_);
-        char self[4096] = {};
-        if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) fail("no /proc/self/exe");
+        const std::string self = std::filesystem::read_symlink("/proc/self/exe");
         const std::string port = std::to_string(free_port()), log = folder_ + "/log";
         for (int r = 0; r < kHangRanks; ++r) {
             std::fflush(nullptr);
@@ -129,12 +124,12 @@ class Job {
             if (pid == 0) {
                 setenv("RZ_AXIS", hang.axis.c_str(), 1), setenv("RZ_FAULT", hang.fault.c_str(), 1);
                 setenv("RZ_RUN_DIR", folder_.c_str(), 1), setenv("OMP_NUM_THREADS", "1", 1);
-                setenv("RANK", std::to_string(r).c_str(), 1),
-                    setenv("WORLD_SIZE", std::to_string(kHangRanks).c_str(), 1);
+                setenv("RANK", std::to_string(r).c_str(), 1);
+                setenv("WORLD_SIZE", std::to_string(kHangRanks).c_str(), 1);
                 setenv("MASTER_ADDR", "127.0.0.1", 1), setenv("MASTER_PORT", port.c_str(), 1);
                 setenv("RINGZERO_TOKEN", "a secret of this test", 1);
                 if (!std::freopen(log.c_str(), "a", stderr) || !std::freopen(log.c_str(), "a", stdout)) _exit(1);
-                execl(self, self, "--gtest_brief=1", "--gtest_also_run_disabled_tests",
+                execl(self.c_str(), self.c_str(), "--gtest_brief=1", "--gtest_also_run_disabled_tests",
                       "--gtest_filter=PlantedHangRank.DISABLED_Body", nullptr);
                 _exit(1);
             }
@@ -151,12 +146,7 @@ class Job {
             std::this_thread::sleep_for(std::chrono::milliseconds(100));
         }
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
-        std::string all;
-        for (const char* file : {"/failure.txt", "/log"}) {
-            std::ifstream in(folder_ + file);
-            all += std::string(std::istreambuf_iterator<char>(in), {});
-        }
-        return all;
+        return text_in(folder_ + "/failure.txt") + text_in(folder_ + "/log");
     }
 
    private:
@@ -201,8 +191,8 @@ TEST(PlantedHangs, TheVerdictNamesRankGroupOperationAndUnit) {
         for (size_t a = 0; a < std::size(axes); ++a)
             if (all || a == f % std::size(axes)) hangs.push_back({axes[a], faults[f]});
     const char* kept = std::getenv("RZ_HANG_DUMPS");
-    const std::string top =
-        kept ? kept : std::filesystem::temp_directory_path() / ("rz-hangs-" + std::to_string(getpid()));
+    const TempFolder folder;
+    const std::string top = kept ? kept : folder.path;
     constexpr size_t kAtOnce = 5;
     for (size_t first = 0; first < hangs.size(); first += kAtOnce) {
         std::vector<std::unique_ptr<Job>> jobs;
@@ -214,13 +204,9 @@ TEST(PlantedHangs, TheVerdictNamesRankGroupOperationAndUnit) {
             const size_t at = text.find("verdict: ");
             const std::string verdict = at == std::string::npos ? "none" : text.substr(at, text.find('\n', at) - at);
             for (const std::string& part : expected(h))
-                EXPECT_NE(verdict.find(part), std::string::npos)
-                    << h.fault << " on " << h.axis << ": no '" << part << "' in\n"
-                    << verdict << "\nof\n"
-                    << text;
+                EXPECT_TRUE(says(verdict, part)) << h.fault << " on " << h.axis << ", in\n" << text;
         }
     }
-    if (!kept) std::filesystem::remove_all(top);
 }
 
 }  // namespace

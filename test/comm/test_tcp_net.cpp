@@ -19,6 +19,7 @@
 #include "comm/tcp_net.h"
 #include "comm/tcp_proof.h"
 #include "comm/watch.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -149,12 +150,10 @@ TEST_F(TcpNetTest, SizesThatDisagreeAreNamed) {
         if (control.rank() == 0) {
             ASSERT_TRUE(complete(control, {{bytes, 8, 1, true}, {&end, 1, 1, false}}));
         } else {
-            try {
-                complete(control, {{bytes, 4, 0, false}});
-                ADD_FAILURE() << "not noticed";
-            } catch (const Error& error) {
-                EXPECT_STREQ(error.what(), "rank 1 receives 4 bytes from rank 0, which sends 8");
-            }
+            EXPECT_EQ(error_of([&] {
+                          complete(control, {{bytes, 4, 0, false}});
+                      }),
+                      "rank 1 receives 4 bytes from rank 0, which sends 8");
             ASSERT_TRUE(complete(control, {{&end, 1, 0, true}}));
         }
     });
@@ -194,46 +193,29 @@ TEST_F(TcpNetTest, ARankThatDiesIsNamedAfterAWhile) {
         }
         ASSERT_TRUE(complete(control, {{&byte, 1, 1, false}}));
         const auto began = Clock::now();
-        const auto says_gone = [&](const std::function<void()>& what) {
-            try {
-                what();
-                ADD_FAILURE() << "not noticed";
-            } catch (const Error& error) {
-                EXPECT_NE(std::string(error.what()).find("rank 1 has gone"), std::string::npos) << error.what();
-            }
-        };
-        says_gone([&] {
+        const std::string said = error_of([&] {
             for (int i = 0; i < 1000; ++i) net.check_peers(), std::this_thread::sleep_for(kLittle);
         });
+        EXPECT_TRUE(says(said, "rank 1 has gone"));
         EXPECT_GT(Clock::now() - began, std::chrono::seconds(2)) << "its launcher had no time to say why";
-        says_gone([&] { complete(control, {{&byte, 1, 1, false}}); });
+        EXPECT_TRUE(says(error_of([&] { complete(control, {{&byte, 1, 1, false}}); }), "rank 1 has gone"));
     });
 }
 
 TEST_F(TcpNetTest, RanksThatDoNotComeAreNamed) {
-    try {
-        TcpNet::join(launch(0, 3), 0.5);
-        ADD_FAILURE() << "came up alone";
-    } catch (const DeadlineError& error) {
-        EXPECT_NE(std::string(error.what()).find("2 of 3 ranks have not come"), std::string::npos) << error.what();
-        EXPECT_NE(std::string(error.what()).find(": 1, 2"), std::string::npos) << error.what();
-    }
+    const auto error = error_of<DeadlineError>([&] { TcpNet::join(launch(0, 3), 0.5); });
+    EXPECT_TRUE(says(error, "2 of 3 ranks have not come"));
+    EXPECT_TRUE(says(error, ": 1, 2"));
 }
 
 TEST_F(TcpNetTest, AnotherTokenIsSaid) {
     Launch other = launch(1, 2);
     other.secret = "some other secret";
     std::string said;
-    std::thread stranger([&] {
-        try {
-            TcpNet::join(other, 1);
-        } catch (const DeadlineError& error) {
-            said = error.what();
-        }
-    });
+    std::thread stranger([&] { said = error_of<DeadlineError>([&] { TcpNet::join(other, 1); }); });
     EXPECT_THROW(TcpNet::join(launch(0, 2), 2), DeadlineError);
     stranger.join();
-    EXPECT_NE(said.find("does not let this rank in: are RINGZERO_TOKEN"), std::string::npos) << said;
+    EXPECT_TRUE(says(said, "does not let this rank in: are RINGZERO_TOKEN"));
 }
 
 // ---- strangers ------------------------------------------------------------------------------------------------------
@@ -437,12 +419,8 @@ TEST_F(TcpNetTest, AFalseRankZeroIsNotBelieved) {
             close(fd);
         }
     });
-    try {
-        TcpNet::join(honest, 2);
-        ADD_FAILURE() << "believed";
-    } catch (const DeadlineError& error) {
-        EXPECT_NE(std::string(error.what()).find("has not reached rank 0"), std::string::npos) << error.what();
-    }
+    const auto error = error_of<DeadlineError>([&] { TcpNet::join(honest, 2); });
+    EXPECT_TRUE(says(error, "has not reached rank 0"));
     stop = true;
     impostor.join();
 }

@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
-#include "comm/loopback.h"
 #include "comm/mesh.h"
-#include "comm/process.h"
 #include "comm/wire_check.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -27,37 +27,34 @@ struct WireJob {
 std::vector<std::string> two_steps(const WireJob& job) {
     LoopbackHub hub(job.ranks);
     std::vector<std::vector<std::string>> said(static_cast<size_t>(job.ranks));
-    hub.run([&](int rank) {
-        Process process(hub, rank);
-        process.run([&] {
-            MeshOptions options = job.mesh;
-            int arrived = 0;
-            options.check_wire = true;
-            options.damage_wire = [&] { return ++arrived == job.nth && rank == job.victim; };
-            Mesh mesh(hub, rank, options);
-            Collectives& data = mesh.data();
-            const int64_t n = 1000;
-            const std::vector<int64_t> offsets = even_offsets(n, data.size());
-            std::vector<float> x(size_t(n), 1), out(size_t(n), 0);
-            std::vector<float> goes(16, 3), comes(16, 0);  // by the links' streams, which do not wait for the others
-            Stream& stream = mesh.stream();
-            for (int step = 0; step < 2; ++step) {
-                for (WireCheck* check : mesh.wire_checks()) check->begin_step();
-                for (int call = 0; call < job.calls; ++call) {
-                    data.all_reduce(stream, {x.data(), x.data(), offsets, DType::f32, DType::f32, 0.5f});
-                    data.reduce_scatter(stream, {out.data(), x.data(), offsets, DType::f32, DType::bf16, DType::f32});
-                    data.all_gather(stream, {x.data(), x.data() + offsets[size_t(data.rank())], offsets, DType::f32});
-                    data.broadcast(stream, x.data(), 37, 0);
-                    data.barrier(stream);
-                    const AxisRank pp = mesh.place(Axis::pp);
-                    if (pp.rank + 1 < pp.size) mesh.link_to(pp.rank + 1).send(goes.data(), 11, "activation");
-                    if (pp.rank > 0) mesh.link_from(pp.rank - 1).recv(comes.data(), 11, "activation");
-                }
-                stream.synchronize();
-                said[size_t(rank)].push_back(wire_difference(process, stream, mesh.wire_checks()));
+    run_processes(hub, [&](Process& process) {
+        const int rank = process.rank();
+        MeshOptions options = job.mesh;
+        int arrived = 0;
+        options.check_wire = true;
+        options.damage_wire = [&] { return ++arrived == job.nth && rank == job.victim; };
+        Mesh mesh(hub, rank, options);
+        Collectives& data = mesh.data();
+        const int64_t n = 1000;
+        const std::vector<int64_t> offsets = even_offsets(n, data.size());
+        std::vector<float> x(size_t(n), 1), out(size_t(n), 0);
+        std::vector<float> goes(16, 3), comes(16, 0);  // by the links' streams, which do not wait for the others
+        Stream& stream = mesh.stream();
+        for (int step = 0; step < 2; ++step) {
+            for (WireCheck* check : mesh.wire_checks()) check->begin_step();
+            for (int call = 0; call < job.calls; ++call) {
+                data.all_reduce(stream, {x.data(), x.data(), offsets, DType::f32, DType::f32, 0.5f});
+                data.reduce_scatter(stream, {out.data(), x.data(), offsets, DType::f32, DType::bf16, DType::f32});
+                data.all_gather(stream, {x.data(), x.data() + offsets[size_t(data.rank())], offsets, DType::f32});
+                data.broadcast(stream, x.data(), 37, 0);
+                data.barrier(stream);
+                const AxisRank pp = mesh.place(Axis::pp);
+                if (pp.rank + 1 < pp.size) mesh.link_to(pp.rank + 1).send(goes.data(), 11, "activation");
+                if (pp.rank > 0) mesh.link_from(pp.rank - 1).recv(comes.data(), 11, "activation");
             }
-            return 0;
-        });
+            stream.synchronize();
+            said[size_t(rank)].push_back(wire_difference(process, stream, mesh.wire_checks()));
+        }
     });
     for (const auto& one : said) EXPECT_EQ(one, said[0]);
     return said[0];
@@ -98,23 +95,23 @@ TEST(WireCheck, NamesEachPairOfDirect) {
     const auto after = [](int nth) {
         return two_steps({.mesh = {.algorithms = {.data = Algorithm::direct}}, .victim = 1, .nth = nth})[0];
     };
-    EXPECT_NE(after(1).find("to rank 1 in all_reduce #1 of group data"), std::string::npos) << after(1);
-    EXPECT_NE(after(1).find("message 1 between them"), std::string::npos);
-    EXPECT_NE((after(1) + after(2)).find("from rank 0 to rank 1"), std::string::npos);
-    EXPECT_NE((after(1) + after(2)).find("from rank 2 to rank 1"), std::string::npos);
+    EXPECT_TRUE(says(after(1), "to rank 1 in all_reduce #1 of group data"));
+    EXPECT_TRUE(says(after(1), "message 1 between them"));
+    EXPECT_TRUE(says(after(1) + after(2), "from rank 0 to rank 1"));
+    EXPECT_TRUE(says(after(1) + after(2), "from rank 2 to rank 1"));
 }
 
 TEST(WireCheck, SaysWhereASumIsShared) {
     const std::string said =
         two_steps({.mesh = {.algorithms = {.data = Algorithm::ring}}, .victim = 1, .nth = 4, .calls = 60})[0];
-    EXPECT_NE(said.find("(or another that shares its sum, of "), std::string::npos) << said;
+    EXPECT_TRUE(says(said, "(or another that shares its sum, of "));
 }
 
 TEST(WireCheck, LinksOfAPipeline) {
     // Rank 1 of 2 is the second stage; its data group is itself alone.
     const std::string said = two_steps({.ranks = 2, .mesh = {.grid = {.pp = 2}}, .victim = 1, .nth = 1})[0];
-    EXPECT_NE(said.find("from rank 0 to rank 1 in activation #1 of group pp 0>1"), std::string::npos) << said;
-    EXPECT_NE(said.find("of 11 bytes"), std::string::npos) << said;
+    EXPECT_TRUE(says(said, "from rank 0 to rank 1 in activation #1 of group pp 0>1"));
+    EXPECT_TRUE(says(said, "of 11 bytes"));
 }
 
 }  // namespace
