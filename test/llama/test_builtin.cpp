@@ -6,21 +6,15 @@
 #include <filesystem>
 #include <fstream>
 #include <set>
-#include <sstream>
 
 #include "llama/base/machine.h"
-#include "llama/train/options.h"
+#include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
-
-TrainOptions of_config(const std::string& name) {
-    Command command;
-    EXPECT_FALSE(parse_command_line({"--config", name}, command));
-    return std::get<TrainOptions>(command);
-}
 
 TEST(Builtin, IsEveryFileOfTheFolder) {
     std::set<std::string> files, names;
@@ -29,8 +23,7 @@ TEST(Builtin, IsEveryFileOfTheFolder) {
             files.insert(e.path().lexically_relative("llama/configs").replace_extension().string());
     for (const Builtin& b : builtins()) {
         names.emplace(b.name);
-        std::ifstream file("llama/configs/" + std::string(b.name) + ".toml");
-        EXPECT_EQ(b.text, (std::stringstream() << file.rdbuf()).str()) << b.name;
+        EXPECT_EQ(b.text, text_in("llama/configs/" + std::string(b.name) + ".toml")) << b.name;
     }
     EXPECT_EQ(names, files) << "llama/base/builtin.cpp lists them";
 }
@@ -41,19 +34,18 @@ TEST(Builtin, MachinesAreKnownByName) {
 }
 
 TEST(Builtin, RecipesAreFoundWhereThereIsNoSuchFile) {
-    const fs::path tree = fs::current_path(), away = testing::TempDir() + "/builtin";
-    fs::remove_all(away);
-    fs::create_directories(away);
-    const TrainOptions file = of_config("llama/configs/124m.toml");
-    fs::current_path(away);
+    const fs::path tree = fs::current_path();
+    const TempFolder away;
+    const TrainOptions file = train_options("--config llama/configs/124m.toml");
+    fs::current_path(away.path);
     for (const char* recipe : {"124m", "llama/configs/124m.toml"}) {
-        const TrainOptions o = of_config(recipe);
+        const TrainOptions o = train_options(std::string("--config ") + recipe);
         EXPECT_EQ(o.given, file.given);
         EXPECT_EQ(o.preset, file.preset);
         EXPECT_EQ(o.steps, file.steps);
     }
     std::ofstream("124m") << "steps = 3\n";
-    EXPECT_EQ(of_config("124m").steps, 3);
+    EXPECT_EQ(train_options("--config 124m").steps, 3);
     fs::current_path(tree);
 }
 

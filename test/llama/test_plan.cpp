@@ -7,10 +7,7 @@
 #include <map>
 #include <mutex>
 #include <set>
-#include <sstream>
 
-#include "comm/loopback.h"
-#include "comm/process.h"
 #include "dev/bench/harness_targets.h"
 #include "kernels/attention/attention.h"
 #include "kernels/runtime/context.h"
@@ -19,28 +16,25 @@
 #include "llama/plan/plan.h"
 #include "llama/train/trainer.h"
 #include "llama/train/batches.h"
-#include "llama/train/options.h"
+#include "test/checks.h"
+#include "test/comm/ranks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
 
-TrainOptions options(const std::vector<std::string>& more) {
-    std::vector<std::string> all = {
-        "--device",   "cpu", "--preset",       "bytes", "--dim",      "16", "--layers", "2",   "--heads", "2",
-        "--kv-heads", "1",   "--ffn",          "24",    "--head-dim", "8",  "--vocab",  "256", "--batch", "2",
-        "--seq-len",  "16",  "--batch-tokens", "128",   "--out",      ""};
-    all.insert(all.end(), more.begin(), more.end());
-    Command command;
-    EXPECT_FALSE(parse_command_line(all, command).has_value());
-    return std::get<TrainOptions>(command);
+TrainOptions options(const std::string& more = "") {
+    return train_options(kToyModel + ("--vocab 256 --batch 2 --batch-tokens 128 --out= " + more));
 }
 
-ModelConfig config() { return model_config(options({}), 0); }
+ModelConfig config() { return model_config(options(), 0); }
 
-// Rank 0 of four.
-PlannedRank planned(const std::vector<std::string>& flags, int ranks = 4) {
-    const TrainOptions o = options(flags);
-    return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = ranks}, 0)[0];
+PlannedRank planned(const TrainOptions& o, const PlannedJob& job, int rank = 0) {
+    return plan_ranks(o, model_config(o, 0), job, rank)[0];
+}
+// Rank 0 of so many on the CPU.
+PlannedRank planned(const std::string& flags, int ranks = 4) {
+    return planned(options(flags), {.kind = DeviceKind::cpu, .ranks = ranks});
 }
 
 // Elements of n slots (zero/README.md): embedding and head share one, or all units share n of the largest.
@@ -55,8 +49,7 @@ int64_t of(const PlannedRank& r, MemKind kind) { return r.memory.peak[size_t(kin
 std::vector<UnitLayout> units() { return unit_layouts(ParamTable(config())); }
 
 TEST(Plan, EachUnitGatheredAheadTakesASlot) {
-    const PlannedRank none = planned({"--zero", "3", "--prefetch", "0"}),
-                      one = planned({"--zero", "3", "--prefetch", "1"});
+    const PlannedRank none = planned("--zero 3 --prefetch 0"), one = planned("--zero 3 --prefetch 1");
     EXPECT_EQ(of(one, MemKind::gathered) - of(none, MemKind::gathered), 4 * (slots(2) - slots(1)));
 }
 
@@ -64,14 +57,13 @@ TEST(Plan, EachUnitGatheredAheadTakesASlot) {
 TEST(Plan, OneUnitAtATimeTakesTheLargestUnitsSlot) {
     int64_t longest = 0;
     for (const UnitLayout& one : units()) longest = std::max(longest, one.slice(0, 4).size());
-    EXPECT_EQ(of(planned({"--zero", "3", "--no-overlap", "--prefetch", "0"}), MemKind::gathered),
-              4 * (2 * slots(1) + longest));
+    EXPECT_EQ(of(planned("--zero 3 --no-overlap --prefetch 0"), MemKind::gathered), 4 * (2 * slots(1) + longest));
 }
 
 TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
     const ModelConfig c = config();
-    const int64_t kept = of(planned({"--recompute", "none"}), MemKind::activations),
-                  again = of(planned({"--recompute", "block"}), MemKind::activations);
+    const int64_t kept = of(planned("--recompute none"), MemKind::activations),
+                  again = of(planned("--recompute block"), MemKind::activations);
     // Bytes of one of the two blocks: all that a block keeps, but for the stream that enters it.
     const int64_t N = 2 * 16, Q = (c.heads + 2 * c.kv_heads) * c.head_dim, H = c.heads * c.head_dim;
     const int64_t per_row = 3 * c.dim + Q + H + 2 * c.ffn;  // h1, mid, h2; qkv; o; gate_up
@@ -80,7 +72,7 @@ TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
 
 TEST(Plan, TheHeadHasAGradientOfItsOwnUnlessItIsTied) {
     const ModelConfig c = config();
-    const PlannedRank tied = planned({"--head", "tied"}, 1), untied = planned({"--head", "untied"}, 1);
+    const PlannedRank tied = planned("--head tied", 1), untied = planned("--head untied", 1);
     EXPECT_EQ(of(untied, MemKind::gradients) - of(tied, MemKind::gradients), 4 * c.vocab * c.dim);
 }
 
@@ -88,7 +80,7 @@ TEST(Plan, TheHeadHasAGradientOfItsOwnUnlessItIsTied) {
 TEST(Plan, EveryMicroBatchIsReduced) {
     int64_t pass = 0;
     for (const UnitLayout& u : units()) pass += 4 * (u.padded - u.slice(0, 4).size());
-    const auto sent = [](const char* tokens) { return planned({"--zero", "2", "--batch-tokens", tokens}).sent; };
+    const auto sent = [](const char* tokens) { return planned(std::string("--zero 2 --batch-tokens ") + tokens).sent; };
     const int64_t one = sent("128"), two = sent("256"), many = sent("1280");
     EXPECT_EQ(two - one, pass);
     EXPECT_EQ(many - one, 9 * pass) << "counted from a few micro-batches";
@@ -99,7 +91,7 @@ TEST(Plan, PaddingIsCounted) {
     int64_t padded = 0;
     for (const UnitLayout& u : units()) padded += u.padded;
     ASSERT_GT(padded, config().parameter_count());
-    EXPECT_EQ(of(planned({}), MemKind::parameters), 4 * padded);
+    EXPECT_EQ(of(planned(""), MemKind::parameters), 4 * padded);
 }
 
 // Attention goes twice then, so keys and values come from the other ranks of the cp axis once more, in each block and
@@ -108,13 +100,12 @@ TEST(Plan, AStepWithStatisticsSendsKeysOnceMore) {
     const ModelConfig c = config();
     for (const char* exchange : {"gather", "ring"})
         for (const int64_t micro_batches : {1, 2, 9}) {
-            const std::string tokens = std::to_string(2 * 16 * micro_batches);
-            const auto with = [&](const char* every) {
-                const TrainOptions o = options({"--cp", "2", "--cp-exchange", exchange, "--out", "o", "--stats-every",
-                                                every, "--batch-tokens", tokens});
-                return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = 2}, 0)[0];
+            const auto with = [&](int every) {
+                return planned(format("--cp 2 --cp-exchange %s --out o --stats-every %d --batch-tokens %d", exchange,
+                                      every, int(2 * 16 * micro_batches)),
+                               2);
             };
-            const PlannedRank second = with("2"), each = with("1"), none = with("0");
+            const PlannedRank second = with(2), each = with(1), none = with(0);
             const int64_t keys = 2 * (16 / 2) * 2 * c.kv_heads * c.head_dim * 4;  // B x T / 2 rows of k and v in fp32
             EXPECT_EQ(second.watched_sent - second.sent, micro_batches * c.layers * keys);
             EXPECT_EQ(second.sent, none.sent);
@@ -126,40 +117,25 @@ TEST(Plan, AStepWithStatisticsSendsKeysOnceMore) {
 
 // One copy of the parameters for the ranks of a host, at the first of them.
 TEST(Plan, MappedMemoryIsCountedAtItsFirstRank) {
-    const TrainOptions o = options({"--zero", "2", "--collectives", "symmetric"});
+    const TrainOptions o = options("--zero 2 --collectives symmetric");
     const auto parameters = [&](int rank) {
-        return of(plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cpu, .ranks = 4}, rank)[0],
-                  MemKind::parameters);
+        return of(planned(o, {.kind = DeviceKind::cpu, .ranks = 4}, rank), MemKind::parameters);
     };
-    EXPECT_EQ(parameters(0), of(planned({}), MemKind::parameters));
+    EXPECT_EQ(parameters(0), of(planned(""), MemKind::parameters));
     EXPECT_EQ(parameters(1), 0);
     // GPUs each have their own, and a staging area beside.
-    const TrainOptions direct = options({"--zero", "2", "--collectives", "direct"});
+    const TrainOptions direct = options("--zero 2 --collectives direct");
     const auto on_gpus = [&](const TrainOptions& how) {
-        return plan_ranks(how, model_config(how, 0), {.kind = DeviceKind::cuda, .ranks = 4}, 1)[0];
+        return planned(how, {.kind = DeviceKind::cuda, .ranks = 4}, 1);
     };
     EXPECT_EQ(of(on_gpus(o), MemKind::parameters), of(on_gpus(direct), MemKind::parameters));
     EXPECT_GT(of(on_gpus(o), MemKind::comm), 0);
-    const auto refusal = [&](const PlannedJob& job) -> std::string {
-        try {
-            plan_ranks(o, model_config(o, 0), job, 0);
-        } catch (const Error& e) {
-            return e.what();
-        }
-        return "";
-    };
-    EXPECT_NE(refusal({.kind = DeviceKind::cpu, .ranks = 4, .ranks_per_node = 2}).find("--collectives hier-symmetric"),
-              std::string::npos);
+    const PlannedJob two_hosts{.kind = DeviceKind::cpu, .ranks = 4, .ranks_per_node = 2};
+    EXPECT_TRUE(says(error_of([&] { planned(o, two_hosts); }), "--collectives hier-symmetric"));
 }
 
 // Flags that a target can't train with are found here, not when someone waits for its times.
 TEST(Plan, EveryTargetOfTheHarnessCanBePlanned) {
-    const auto words = [](const std::string& text) {
-        std::vector<std::string> all;
-        std::istringstream in(text);
-        for (std::string word; in >> word;) all.push_back(word);
-        return all;
-    };
     for (const bool cuda : {false, true})
         for (const BenchTarget& t : bench_targets()) {
             if (t.tool != "train_llama" || (cuda ? t.host : t.gpu)) continue;
@@ -167,13 +143,14 @@ TEST(Plan, EveryTargetOfTheHarnessCanBePlanned) {
                 if (ranks % t.needs != 0) continue;
                 SCOPED_TRACE(t.name + (cuda ? " on GPUs" : "") + format(", %d ranks", ranks));
                 Command command;
-                ASSERT_FALSE(parse_command_line(
-                    joined_flags(words(base_flags(cuda) + " --device " + (cuda ? "cuda" : "cpu")), words(t.flags)),
-                    command));
+                ASSERT_FALSE(
+                    parse_command_line(joined_flags(words_of(base_flags(cuda) + " --device " + (cuda ? "cuda" : "cpu")),
+                                                    words_of(t.flags)),
+                                       command));
                 const TrainOptions o = std::get<TrainOptions>(command);
                 PlannedJob job{.kind = cuda ? DeviceKind::cuda : DeviceKind::cpu, .ranks = ranks};
                 job.alone = true;
-                EXPECT_NO_THROW(plan_ranks(o, model_config(o, 0), job, 0));
+                EXPECT_NO_THROW(planned(o, job));
             }
         }
 }
@@ -184,11 +161,10 @@ TEST(Plan, EveryTargetOfTheHarnessCanBePlanned) {
 TEST(Plan, WhatIsOffloadedCrossesTheBusToTheByte) {
     int64_t elements = 0;
     for (const UnitLayout& u : units()) elements += u.padded;
-    const auto bus = [](std::vector<std::string> flags) {
-        flags.insert(flags.end(), {"--device", "cuda", "--dtype", "bf16", "--grad-dtype", "bf16", "--zero", "3",
-                                   "--recompute", "block"});
-        const TrainOptions o = options(flags);
-        return plan_ranks(o, model_config(o, 0), {.kind = DeviceKind::cuda, .ranks = 1}, 0)[0].memory;
+    const auto bus = [](const std::string& flags) {
+        const TrainOptions o =
+            options(flags + " --device cuda --dtype bf16 --grad-dtype bf16 --zero 3 --recompute block");
+        return planned(o, {.kind = DeviceKind::cuda, .ranks = 1}).memory;
     };
     const auto is = [](const PlannedMemory& m, int64_t from, int64_t to, int64_t in) {
         EXPECT_EQ(m.from_host, from);
@@ -196,16 +172,16 @@ TEST(Plan, WhatIsOffloadedCrossesTheBusToTheByte) {
         EXPECT_EQ(m.in_host, in);
         EXPECT_EQ(host_copies_text(m).empty(), from == 0 && to == 0);
     };
-    is(bus({}), 0, 0, 0);
-    for (const char* way : {"stream", "zero-copy"}) {
-        is(bus({"--offload-optimizer", way}), 12 * elements, 12 * elements, 0);
-        is(bus({"--offload-optimizer", way, "--adam-dtype", "bf16"}), 8 * elements, 8 * elements, 0);
+    is(bus(""), 0, 0, 0);
+    for (const std::string way : {"--offload-optimizer stream", "--offload-optimizer zero-copy"}) {
+        is(bus(way), 12 * elements, 12 * elements, 0);
+        is(bus(way + " --adam-dtype bf16"), 8 * elements, 8 * elements, 0);
     }
-    is(bus({"--offload-optimizer", "cpu"}), 2 * elements, 2 * elements, 28 * elements);
+    is(bus("--offload-optimizer cpu"), 2 * elements, 2 * elements, 28 * elements);
     // Four micro-batches of 2 x 16 tokens. Three streams of four blocks go, and two still have a place when they are
     // read.
     const int64_t residual = 4 * 2 * 16 * config().dim * 2;
-    is(bus({"--offload-activations", "on", "--layers", "4"}), residual, 3 * residual, 0);
+    is(bus("--offload-activations on --layers 4"), residual, 3 * residual, 0);
 }
 
 // A run's time on a machine where only products cost, and nothing else: FLOPs over the rate.
@@ -216,7 +192,7 @@ TEST(Plan, ProductsAloneTakeTheirFlops) {
     for (auto rates : {&Machine::attention_forward_128, &Machine::attention_backward_128,
                        &Machine::attention_forward_64, &Machine::attention_backward_64})
         (m.*rates).assign(4, 1);
-    const TrainOptions one = options({});
+    const TrainOptions one = options();
     const PlannedRank r =
         plan_ranks(one, config(), {.kind = DeviceKind::cpu, .ranks = 1, .cost = make_cost(m, unknown)}, 0)[0];
     const double flops = 6.0 * double(config().matmul_parameters()) * 128;  // four micro-batches of 32 tokens
@@ -236,8 +212,7 @@ TEST(Plan, ALargeRingTakesItsClosedForm) {
         Stream stream(device, "comm");
         const auto offsets = even_offsets(N * kSlice, N);
         const Buffer x(device, 4 * N * kSlice, MemKind::data, "x");
-        mesh.data().all_reduce(
-            stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32, .wire = DType::f32});
+        mesh.data().all_reduce(stream, sum_in_place(x.data(), offsets));
         EXPECT_EQ(stream.clock(), 2 * (N - 1) * (kLatency + 4 * kSlice)) << N;
         EXPECT_EQ(mesh.bytes_sent(), 2 * (N - 1) * 4 * kSlice) << N;
     }
@@ -256,7 +231,7 @@ TEST(Plan, ALargeRingWithFewOwnersTakesAsLongAsWithManyOfTheSameBytes) {
     std::vector<int64_t> offsets;
     for (int r = 0; r <= N; ++r) offsets.push_back(std::min(r, 1024) * 4 * kMean);
     const Buffer x(device, 4 * N * kMean, MemKind::data, "x");
-    mesh.data().all_gather(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32});
+    mesh.data().all_gather(stream, all_gather_f32(x.data(), x.data(), offsets));
     EXPECT_EQ(stream.clock(), (N - 1) * (kLatency + 4 * kMean));
 }
 
@@ -275,7 +250,7 @@ TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
     for (int i = 0; i < 3; ++i) {
         const Ticks before = stream.clock();
         const int64_t so_far = mesh.bytes_sent();
-        mesh.data().all_gather(stream, {.out = x.data(), .in = x.data(), .offsets = offsets, .dtype = DType::f32});
+        mesh.data().all_gather(stream, all_gather_f32(x.data(), x.data(), offsets));
         times.push_back(stream.clock() - before), sent.push_back(mesh.bytes_sent() - so_far);
     }
     EXPECT_EQ(times, std::vector<Ticks>(3, times[0]));
@@ -284,8 +259,6 @@ TEST(Plan, TheSameExchangeOverTwoLevelsTakesTheSameTimeAgain) {
     EXPECT_GE(kSecondsPerTick * double(times[0]), 63 * 4.0 * double(1 << 22) / 512 / 10e9);
 }
 
-// Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
-// own rank, share what cards there are.
 // --comm-sms: Hopper's attention has the fewer multiprocessors; kernels that do not stay on theirs have all.
 TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
     AttentionForward a;
@@ -306,7 +279,7 @@ TEST(Plan, AttentionIsSlowerWhereItLeavesMultiprocessorsFree) {
 // RoPE's backward pass is a part of attention's: forward alone has ops of its own. In fp32 it takes a second kernel.
 TEST(Plan, RopesBackwardPassIsAPartOfAttentions) {
     int ropes = 0, forwards = 0, backwards = 0;
-    const TrainOptions o = options({"--device", "cuda", "--dtype", "fp32"});
+    const TrainOptions o = options("--device cuda --dtype fp32");
     PlannedJob job{.kind = DeviceKind::cuda, .ranks = 1};
     job.cost = [&](const OpCall& op, const Stream&) {
         ropes += op.as<Rope>() != nullptr, forwards += op.as<AttentionForward>() != nullptr;
@@ -323,7 +296,7 @@ TEST(Plan, RopesBackwardPassIsAPartOfAttentions) {
         }
         return Ticks(0);
     };
-    plan_ranks(o, model_config(o, 0), job, 0);
+    planned(o, job);
     EXPECT_GT(backwards, 0);
     EXPECT_EQ(ropes, forwards);
 }
@@ -360,14 +333,14 @@ TEST(Plan, AttentionTakesTheTimeOfThePairsInTheWindow) {
 // A ring of two has ten causal pairs of chunks, of which rank 0, with the first and the last chunk, has five.
 TEST(Plan, ARingLeavesOutChunksBeforeTheWindow) {
     const auto calls = [](const char* window) {
-        const TrainOptions o = options({"--seq-len", "32", "--cp", "2", "--cp-exchange", "ring", "--window", window});
+        const TrainOptions o = options(std::string("--seq-len 32 --cp 2 --cp-exchange ring --window ") + window);
         PlannedJob job{.kind = DeviceKind::cpu, .ranks = 2};
         int64_t n = 0;
         job.cost = [&n](const OpCall& op, const Stream&) {
             return n += op.as<AttentionForward>() != nullptr, Ticks(0);
         };
         job.alone = true;
-        plan_ranks(o, model_config(o, 0), job, 0);
+        planned(o, job);
         return n;
     };
     const int64_t each = calls("0") / 5;
@@ -384,7 +357,7 @@ TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
     for (auto rates : {&Machine::attention_forward_128, &Machine::attention_backward_128,
                        &Machine::attention_forward_64, &Machine::attention_backward_64})
         (m.*rates).assign(4, 1e-3);
-    const TrainOptions o = options({"--tp", "2", "--pp", "2", "--zero", "1"});
+    const TrainOptions o = options("--tp 2 --pp 2 --zero 1");
     ModelConfig c = config();
     c.kv_heads = 2, c.layers = 4;
     UnknownOps unknown;
@@ -415,23 +388,14 @@ TEST(Plan, ARankStandsForItsPeersOnTheTensorAxis) {
 TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
     constexpr int64_t kMiB = 1 << 20, kFree = 1024 * kMiB;
     for (const int ranks : {1, 2, 4}) {
-        Command command;
-        ASSERT_FALSE(
-            parse_command_line({"--device",   "cpu", "--data",    "synthetic", "--preset",   "bytes", "--dim", "16",
-                                "--layers",   "2",   "--heads",   "2",         "--kv-heads", "1",     "--ffn", "24",
-                                "--head-dim", "8",   "--seq-len", "128",       "--batch",    "auto",  "--out", ""},
-                               command));
-        const TrainOptions asked = std::get<TrainOptions>(command);
+        const TrainOptions asked =
+            train_options(kToyModel + std::string("--seq-len 128 --data synthetic --batch auto --out="));
         std::vector<TrainOptions> chosen(size_t(ranks), asked);
         std::vector<std::string> lines(chosen.size());
-        LoopbackHub hub(ranks);
-        hub.run([&](int rank) {
-            Process process(hub, rank);
-            process.run([&] {
-                MeteredMesh mesh;
-                lines[size_t(rank)] = choose_batch(chosen[size_t(rank)], process, mesh, FreeMemory{kFree, kFree});
-                return 0;
-            });
+        run_processes(ranks, [&](Process& process) {
+            const size_t rank = size_t(process.rank());
+            MeteredMesh mesh;
+            lines[rank] = choose_batch(chosen[rank], process, mesh, FreeMemory{kFree, kFree});
         });
         const int64_t margin = kFree / ranks / 20 + (ranks > 1 ? 128 : 64) * kMiB;
         const auto together = [&](int64_t batch) {
@@ -442,7 +406,7 @@ TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
         };
         SCOPED_TRACE(format("%d ranks, %lld sequences", ranks, (long long)chosen[0].batch));
         for (const TrainOptions& o : chosen) EXPECT_EQ(o.batch, chosen[0].batch);
-        EXPECT_NE(lines[0].find(human_bytes(kFree / ranks) + " free"), std::string::npos) << lines[0];
+        EXPECT_TRUE(says(lines[0], human_bytes(kFree / ranks) + " free"));
         EXPECT_LE(together(chosen[0].batch), kFree);
         EXPECT_GT(together(chosen[0].batch + std::max<int64_t>(1, chosen[0].batch / 8)), kFree) << "the next it tries";
     }
@@ -451,30 +415,28 @@ TEST(BatchAuto, TheRanksOfAHostShareItsMemory) {
 // A pair that met in a step alone would take NCCL's memory there. Every message of a planned step is between two that
 // step_peers() has; where only this rank is planned, so that what it receives is seen too, it has no other.
 TEST(Plan, AStepSendsToItsPeersAlone) {
-    const auto layouts = std::to_array<std::pair<int, std::vector<std::string>>>({
-        {4, {"--zero", "3"}},
-        {4, {"--zero", "2", "--collectives", "direct"}},
-        {4, {"--zero", "3", "--collectives", "symmetric"}},
-        {4, {"--zero", "3", "--collectives", "library"}},
-        {8, {"--zero", "3"}},
-        {8, {"--zero", "3", "--collectives", "ring"}},
-        {8, {"--zero", "3", "--shard-size", "4"}},
-        {8, {"--zero", "3", "--collectives", "hier-symmetric"}},
-        {8, {"--tp", "2", "--heads", "4", "--kv-heads", "2", "--zero", "3"}},
-        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--collectives", "tp=ring"}},
-        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--tp-overlap", "on"}},
-        {8, {"--cp", "2", "--zero", "1"}},
-        {4, {"--zero", "3", "--optimizer", "muon"}},
-        {8, {"--zero", "3", "--optimizer", "muon"}},
-        {4, {"--tp", "4", "--heads", "4", "--kv-heads", "4", "--collectives", "tp=ring", "--optimizer", "muon"}},
-        {4, {"--pp", "4", "--pp-schedule", "dualpipe", "--layers", "4", "--head", "untied"}},
-        {8, {"--pp", "2", "--zero", "3", "--layers", "4", "--head", "untied"}},
-        {8, {"--pp", "4", "--pp-schedule", "1f1b", "--layers", "4", "--zero", "1"}},
+    const auto layouts = std::to_array<std::pair<int, const char*>>({
+        {4, "--zero 3"},
+        {4, "--zero 2 --collectives direct"},
+        {4, "--zero 3 --collectives symmetric"},
+        {4, "--zero 3 --collectives library"},
+        {8, "--zero 3"},
+        {8, "--zero 3 --collectives ring"},
+        {8, "--zero 3 --shard-size 4"},
+        {8, "--zero 3 --collectives hier-symmetric"},
+        {8, "--tp 2 --heads 4 --kv-heads 2 --zero 3"},
+        {4, "--tp 4 --heads 4 --kv-heads 4 --collectives tp=ring"},
+        {4, "--tp 4 --heads 4 --kv-heads 4 --tp-overlap on"},
+        {8, "--cp 2 --zero 1"},
+        {4, "--zero 3 --optimizer muon"},
+        {8, "--zero 3 --optimizer muon"},
+        {4, "--tp 4 --heads 4 --kv-heads 4 --collectives tp=ring --optimizer muon"},
+        {4, "--pp 4 --pp-schedule dualpipe --layers 4 --head untied"},
+        {8, "--pp 2 --zero 3 --layers 4 --head untied"},
+        {8, "--pp 4 --pp-schedule 1f1b --layers 4 --zero 1"},
     });
     for (const auto& [ranks, flags] : layouts) {
-        std::string text;
-        for (const std::string& flag : flags) text += " " + flag;
-        SCOPED_TRACE(format("%d ranks", ranks) + text);
+        SCOPED_TRACE(format("%d ranks %s", ranks, flags));
         TrainOptions o = options(flags);
         o.batch_tokens = 0, o.grad_accum = o.pp == 4 ? 8 : 4;
         using Sets = std::pair<std::set<int>, std::set<int>>;  // to, from
@@ -488,8 +450,7 @@ TEST(Plan, AStepSendsToItsPeersAlone) {
                 return ready;
             };
         };
-        plan_ranks(o, model_config(o, 0),
-                   {.kind = DeviceKind::cuda, .ranks = ranks, .ranks_per_node = 4, .network = watch}, 0);
+        planned(o, {.kind = DeviceKind::cuda, .ranks = ranks, .ranks_per_node = 4, .network = watch});
         GridOptions how = grid_options(o);
         for (int r = 0; r < ranks; ++r) how.nodes.push_back(r / 4);
         how.by_columns = is_two_level(o.collectives.data_on(Grid(ranks, how).nodes_of_state(), /*gpus=*/true));
@@ -509,6 +470,8 @@ TEST(Plan, AStepSendsToItsPeersAlone) {
     }
 }
 
+// Two nodes of four: a ring over all is as slow as the one card that each node uses; four rings across, each from its
+// own rank, share what cards there are.
 TEST(Plan, ARingIsAsFastAsItsSlowestLink) {
     Machine m;
     m.ranks_per_node = 4, m.link_gbs = 100, m.card_gbs = 10, m.cards = 4;

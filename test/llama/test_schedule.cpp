@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "llama/train/options.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
@@ -35,22 +36,13 @@ TEST(Schedule, ShapesAreThoseOfThePapers) {
     EXPECT_LT(make(Decay::wsd, 110).at(11), kPeak) << "a cooldown over the whole run begins after the warm-up";
 }
 
-TrainOptions parsed(std::vector<const char*> flags, int expect = 0) {
-    Command command;
-    testing::internal::CaptureStderr();
-    const std::optional<int> code = parse_command_line({flags.begin(), flags.end()}, command);
-    const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(code.value_or(0), expect) << said;
-    return std::get<TrainOptions>(command);
-}
-
 TEST(Schedule, DefaultsDependOnTheRun) {
-    const TrainOptions o = parsed({"--steps", "500", "--lr", "1e-3"});
+    const TrainOptions o = train_options("--steps 500 --lr 1e-3");
     EXPECT_EQ(o.decay, Decay::cosine);
     EXPECT_EQ(o.warmup, 50);
     EXPECT_DOUBLE_EQ(o.min_lr, 1e-4);
-    EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "wsd"}).cooldown, 100);
-    EXPECT_EQ(parsed({"--steps", "500", "--lr-schedule", "constant", "--lr", "2e-3"}).min_lr, 2e-3);
+    EXPECT_EQ(train_options("--steps 500 --lr-schedule wsd").cooldown, 100);
+    EXPECT_EQ(train_options("--steps 500 --lr-schedule constant --lr 2e-3").min_lr, 2e-3);
 }
 
 // --lr-continue: from the last rate down to the floor, whatever the shape; --rewarm: up to the peak first.
@@ -79,13 +71,16 @@ TEST(Schedule, AResumedRunGoesOnFromItsLastRate) {
 }
 
 TEST(Schedule, IncompatibleOptionsAreRefused) {
-    parsed({"--cooldown", "20"}, 2);
-    parsed({"--lr-schedule", "constant", "--min-lr", "1e-5"}, 2);
-    parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "101"}, 2);
-    parsed({"--lr-schedule", "wsx"}, 2);
-    parsed({"--lr", "1e-3", "--min-lr", "2e-3"}, 2);
-    parsed({"--lr", "1e-3", "--min-lr", "1e-3"});
-    parsed({"--lr-schedule", "wsd", "--steps", "100", "--cooldown", "100"});
+    for (const char* line :
+         {"--cooldown 20", "--lr-schedule constant --min-lr 1e-5", "--lr-schedule wsd --steps 100 --cooldown 101",
+          "--lr-schedule wsx", "--lr 1e-3 --min-lr 2e-3"}) {
+        Command command;
+        testing::internal::CaptureStderr();
+        EXPECT_EQ(parse_command_line(words_of(line), command), 2) << line;
+        testing::internal::GetCapturedStderr();
+    }
+    train_options("--lr 1e-3 --min-lr 1e-3");
+    train_options("--lr-schedule wsd --steps 100 --cooldown 100");
 }
 
 }  // namespace

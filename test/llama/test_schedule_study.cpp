@@ -5,24 +5,19 @@
 #include <cstdio>
 #include <fstream>
 
-#include "kernels/runtime/check.h"
 #include "llama/parallel/draw.h"
 #include "llama/train/options.h"
+#include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
 
 // The command's output. The arguments stand as a user would write them.
 std::string printed(const std::string& line) {
-    std::vector<std::string> words = {"schedule"};
-    for (size_t at = 0; at < line.size();) {
-        const size_t end = std::min(line.find(' ', at), line.size());
-        words.push_back(line.substr(at, end - at));
-        at = end + 1;
-    }
     Command command;
     testing::internal::CaptureStderr();
-    const std::optional<int> code = parse_command_line(words, command);
+    const std::optional<int> code = parse_command_line(words_of("schedule " + line), command);
     const std::string said = testing::internal::GetCapturedStderr();
     if (code) return said;  // refused
     testing::internal::CaptureStdout();
@@ -36,10 +31,10 @@ std::string printed(const std::string& line) {
 
 TEST(ScheduleStudy, DrawsAndTimesOneSchedule) {
     const std::string got = printed("--pp 2 --micro-batches 3 --pp-schedule 1f1b --columns 36");
-    EXPECT_NE(got.find("1f1b: 2 ranks, 2 stages, 3 micro-batches"), std::string::npos) << got;
-    EXPECT_NE(got.find("makespan 12  utilisation 75.0 % of the step"), std::string::npos) << got;
-    EXPECT_NE(got.find("   0 F0 F1 ......B0    F2 B1    ...B2    \n"), std::string::npos) << got;
-    EXPECT_NE(got.find("   1 ...F0 B0    F1 B1    F2 B2    ......\n"), std::string::npos) << got;
+    EXPECT_TRUE(says(got, "1f1b: 2 ranks, 2 stages, 3 micro-batches"));
+    EXPECT_TRUE(says(got, "makespan 12  utilisation 75.0 % of the step"));
+    EXPECT_TRUE(says(got, "   0 F0 F1 ......B0    F2 B1    ...B2    \n"));
+    EXPECT_TRUE(says(got, "   1 ...F0 B0    F1 B1    F2 B2    ......\n"));
 }
 
 TEST(ScheduleStudy, UpperStagesAreSmallLettersAndNumbersGoWhereThereIsNoRoom) {
@@ -50,7 +45,7 @@ TEST(ScheduleStudy, UpperStagesAreSmallLettersAndNumbersGoWhereThereIsNoRoom) {
     EXPECT_EQ(legend_text(s, false),
               "     F forward   I input gradient   W weight gradient   small letter: the rank's upper stages   "
               "number: micro-batch   .: idle\n");
-    EXPECT_NE(draw_text(s, run, 12, true).find("\x1b["), std::string::npos);
+    EXPECT_TRUE(says(draw_text(s, run, 12, true), "\x1b["));
     EXPECT_THROW(draw_text(s, run, 9, false), Error);
 }
 
@@ -64,8 +59,8 @@ TEST(ScheduleStudy, SvgHasATaskForEachTaskAndTheSameBytesTwice) {
         for (const Cell& c : cells) tasks += c.with ? 2 : 1;
     for (size_t at = 0; (at = svg.find("<title>", at)) != std::string::npos; ++at) ++titles;
     EXPECT_EQ(titles, tasks);
-    EXPECT_NE(svg.find("a &lt; b"), std::string::npos);
-    EXPECT_NE(svg.find("c &amp; d"), std::string::npos);
+    EXPECT_TRUE(says(svg, "a &lt; b"));
+    EXPECT_TRUE(says(svg, "c &amp; d"));
     EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
@@ -74,12 +69,12 @@ TEST(ScheduleStudy, WritesPyTorchsTextAndReadsItBack) {
     const std::string path = testing::TempDir() + "schedule_study.csv";
     printed("--pp 3 --micro-batches 6 --pp-schedule dualpipev --csv " + path);
     const std::string got = printed("--pp-schedule " + path);
-    EXPECT_NE(got.find("3 ranks, 6 stages, 6 micro-batches"), std::string::npos) << got;
-    EXPECT_NE(got.find("makespan 20 "), std::string::npos) << got;
-    EXPECT_NE(printed("--pp 4 --pp-schedule " + path).find("nearest: pp 3"), std::string::npos);
-    EXPECT_NE(printed("--micro-batches 4 --pp-schedule " + path).find("nearest: 6 micro-batches"), std::string::npos);
+    EXPECT_TRUE(says(got, "3 ranks, 6 stages, 6 micro-batches"));
+    EXPECT_TRUE(says(got, "makespan 20 "));
+    EXPECT_TRUE(says(printed("--pp 4 --pp-schedule " + path), "nearest: pp 3"));
+    EXPECT_TRUE(says(printed("--micro-batches 4 --pp-schedule " + path), "nearest: 6 micro-batches"));
     std::ofstream(path) << "0F0,0B0,0B0\n";
-    EXPECT_NE(printed("--pp-schedule " + path).find("rank 0, position 2 (0B0)"), std::string::npos);
+    EXPECT_TRUE(says(printed("--pp-schedule " + path), "rank 0, position 2 (0B0)"));
     std::remove(path.c_str());
 }
 
@@ -92,20 +87,19 @@ TEST(ScheduleStudy, ComparesAllSchedules) {
                             "zb-v                8      25.5     1.5    94.1   100.0        4.407          7",
                             "dualpipe            4        26       2    92.3    94.1            5          2",
                             "dualpipev           8        27       3    88.9    91.4          4.5          4"})
-        EXPECT_NE(got.find(row), std::string::npos) << row << "\n" << got;
-    EXPECT_NE(printed("--pp 3 --micro-batches 6 --compare").find("pp 3 is odd"), std::string::npos);
+        EXPECT_TRUE(says(got, row));
+    EXPECT_TRUE(says(printed("--pp 3 --micro-batches 6 --compare"), "pp 3 is odd"));
 }
 
 // As the papers count a fused cell, and as a run executes it (dev/results/pipelines.md has that column too).
 TEST(ScheduleStudy, FusedCellsAreTimedBothWays) {
     const std::string got = printed("--pp 4 --micro-batches 8 --pp-schedule dualpipe");
-    EXPECT_NE(got.find("makespan 26  utilisation 92.3 % of the step"), std::string::npos) << got;
-    EXPECT_NE(got.find("makespan 25  utilisation 96.0 % of the step in a run"), std::string::npos) << got;
+    EXPECT_TRUE(says(got, "makespan 26  utilisation 92.3 % of the step"));
+    EXPECT_TRUE(says(got, "makespan 25  utilisation 96.0 % of the step in a run"));
     EXPECT_EQ(printed("--pp 4 --micro-batches 8 --pp-schedule zb-v").find("in a run"), std::string::npos);
-    EXPECT_NE(printed("--pp 4 --micro-batches 8 --compare")
-                  .find("dualpipev in a run, where the tasks of a fused cell "
-                        "follow each other: makespan 25.5, 94.1 %"),
-              std::string::npos);
+    EXPECT_TRUE(says(printed("--pp 4 --micro-batches 8 --compare"),
+                     "dualpipev in a run, where the tasks of a fused cell "
+                     "follow each other: makespan 25.5, 94.1 %"));
 }
 
 TEST(ScheduleStudy, FewestMicroBatchesForAUtilisation) {
@@ -117,13 +111,12 @@ TEST(ScheduleStudy, FewestMicroBatchesForAUtilisation) {
 }
 
 TEST(ScheduleStudy, RefusesWhatItCannotDo) {
-    EXPECT_NE(printed("--micro-batches 4").find("--pp is not given"), std::string::npos);
-    EXPECT_NE(printed("--pp 4 --cost 1,1").find("'1,1' must be three numbers"), std::string::npos);
-    EXPECT_NE(printed("--pp 4 --cost 1,0,1").find("above 0"), std::string::npos);
-    EXPECT_NE(printed("--pp 4 --cost 1,1,1,1").find("three numbers"), std::string::npos);
-    EXPECT_NE(printed("--pp 4 --pp-schedule zbv").find("neither a file nor a schedule; nearest: zb-v"),
-              std::string::npos);
-    EXPECT_NE(printed("--pp 4 --compare --csv -").find("leave one out"), std::string::npos);
+    EXPECT_TRUE(says(printed("--micro-batches 4"), "--pp is not given"));
+    EXPECT_TRUE(says(printed("--pp 4 --cost 1,1"), "'1,1' must be three numbers"));
+    EXPECT_TRUE(says(printed("--pp 4 --cost 1,0,1"), "above 0"));
+    EXPECT_TRUE(says(printed("--pp 4 --cost 1,1,1,1"), "three numbers"));
+    EXPECT_TRUE(says(printed("--pp 4 --pp-schedule zbv"), "neither a file nor a schedule; nearest: zb-v"));
+    EXPECT_TRUE(says(printed("--pp 4 --compare --csv -"), "leave one out"));
 }
 
 }  // namespace
