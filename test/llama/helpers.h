@@ -1,6 +1,8 @@
 #pragma once
-// Shared by tests of this room. Its tests are compiled several at a time, so each names its own differently.
+// Shared by tests of this room.
 
+#include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -8,6 +10,7 @@
 #include "llama/base/safetensors.h"
 #include "test/checks.h"
 #include "test/kernels/cpu_device.h"
+#include "llama/model/presets.h"
 
 namespace rz {
 
@@ -26,6 +29,24 @@ inline std::vector<int32_t> stored_ids(const Safetensors& file, const std::strin
     std::vector<int32_t> out(size_t(t->elements));
     std::memcpy(out.data(), file.data(*t), out.size() * 4);
     return out;
+}
+
+// Largest difference over the largest value: relative to the tensor's scale, since single elements may be sums that
+// cancel.
+template <class Got>
+double distance(const std::vector<float>& want, const Got& got) {
+    double worst = 0, scale = 0;
+    for (size_t i = 0; i < want.size(); ++i) {
+        worst = std::max(worst, std::abs(double(want[i]) - double(got[i])));
+        scale = std::max(scale, std::abs(double(want[i])));
+    }
+    return worst / scale;
+}
+
+inline ModelConfig resolved_preset(const char* name) {
+    ModelConfig c = find_preset(name).config;
+    c.resolve();
+    return c;
 }
 
 }  // namespace rz

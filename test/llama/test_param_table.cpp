@@ -1,25 +1,17 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <set>
 
-#include "kernels/runtime/check.h"
 #include "llama/model/param_table.h"
-#include "llama/model/presets.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
-ModelConfig preset(const char* name) {
-    ModelConfig c = find_preset(name).config;
-    c.resolve();
-    return c;
-}
-
 class EveryPreset : public testing::TestWithParam<const char*> {};
 
 TEST_P(EveryPreset, TensorsFillUnitsWithoutHoles) {
-    const ModelConfig c = preset(GetParam());
+    const ModelConfig c = resolved_preset(GetParam());
     const ParamTable table(c);
     int64_t parameters = 0, offset = 0;
     size_t t = 0;
@@ -56,28 +48,9 @@ TEST_P(EveryPreset, TensorsFillUnitsWithoutHoles) {
     EXPECT_EQ(parameters, c.parameter_count()) << "the formula and the table are written independently";
 }
 
-TEST_P(EveryPreset, SlicesAreWholeBlocksAndCoverEachUnitOnce) {
-    const ParamTable table(preset(GetParam()));
-    for (const int ranks : {1, 2, 3, 5, 8, 64, 1000})
-        for (size_t u = 0; u < table.units().size(); ++u) {
-            const Unit& unit = table.units()[u];
-            int64_t end = 0, smallest = INT64_MAX, largest = 0;
-            for (int r = 0; r < ranks; ++r) {
-                const ElementRange slice = unit.slice(r, ranks);
-                ASSERT_EQ(slice.begin, end);
-                ASSERT_EQ(slice.begin % unit.block, 0);
-                end = slice.end;
-                smallest = std::min(smallest, slice.size());
-                largest = std::max(largest, slice.size());
-            }
-            ASSERT_EQ(end, unit.padded);
-            ASSERT_LE(largest - smallest, unit.block);
-        }
-}
-
 // Padding is of the local buffer: logical offsets, which draw random numbers and order the norm, are those of one rank.
 TEST_P(EveryPreset, EqualSlicesMoveNoLogicalOffset) {
-    const ModelConfig c = preset(GetParam());
+    const ModelConfig c = resolved_preset(GetParam());
     const ParamTable one(c);
     for (const int ranks : {2, 3, 48, 1000}) {
         const ParamTable table(c, {.sharers = ranks});
@@ -123,7 +96,7 @@ TEST(ParamTable, PaddingForEqualSlicesIsWhatTheTableSays) {
                       {"smollm2-135m", 6, 0.020, 21},   {"llama3.2-1b", 2048, 0.037, 100},
                       {"llama3.1-8b", 512, 0.003, 100}, {"llama3.1-8b", 1000, 0.433, 100}};
     for (const auto& row : rows) {
-        const ParamTable table(preset(row.name), {.sharers = row.ranks});
+        const ParamTable table(resolved_preset(row.name), {.sharers = row.ranks});
         int64_t padded = 0, equal = 0;
         for (const UnitLayout& u : table.held_units()) padded += u.padded, equal += u.equal ? u.size : 0;
         const double all = double(table.parameters());
@@ -163,7 +136,7 @@ TEST(ParamTable, OrderIsThatOfTheForwardPass) {
 }
 
 TEST(ParamTable, TiedHeadIsTheEmbedding) {
-    const ParamTable table(preset("smollm2-135m"));
+    const ParamTable table(resolved_preset("smollm2-135m"));
     EXPECT_EQ(&table.head(), &table.embedding());
     EXPECT_EQ(table.find("lm_head.weight"), nullptr);
     EXPECT_EQ(table.tensors().back().name, "model.norm.weight");
@@ -171,7 +144,7 @@ TEST(ParamTable, TiedHeadIsTheEmbedding) {
 }
 
 TEST(ParamTable, MatricesDecayAndLastProjectionsStartSmaller) {
-    ModelConfig c = preset("tiny");
+    ModelConfig c = resolved_preset("tiny");
     const ParamTable table(c);
     for (const Tensor& t : table.tensors()) {
         EXPECT_EQ(t.decay, t.shape.size() == 2) << t.name;
@@ -188,7 +161,7 @@ TEST(ParamTable, MatricesDecayAndLastProjectionsStartSmaller) {
 TEST(ParamTable, DecaySegmentsAgreeWithTensors) {
     for (const auto& [name, embedding] :
          {std::pair("tiny", true), {"smollm2-135m", true}, {"tiny", false}, {"smollm2-135m", false}}) {
-        const ParamTable table(preset(name));
+        const ParamTable table(resolved_preset(name));
         const auto segments = table.decay_segments(embedding);
         EXPECT_EQ(segments.back().end, table.size());
         for (const Tensor& t : table.tensors())

@@ -44,6 +44,14 @@ inline void write_tokens(const std::filesystem::path& path, int32_t tokens, int3
     shard << marks;
 }
 
+// A shard of 32-bit tokens that count up from `first`.
+inline void write_counting_tokens(const std::filesystem::path& path, int32_t tokens, int32_t first) {
+    std::ofstream shard(path, std::ios::binary);
+    const int32_t header[256] = {20240801, 7, tokens};
+    shard.write(reinterpret_cast<const char*>(header), sizeof header);
+    for (int32_t id = first; id < first + tokens; ++id) shard.write(reinterpret_cast<const char*>(&id), 4);
+}
+
 // The rows of metrics.jsonl.
 inline std::vector<Json> metrics_in(const std::filesystem::path& run) {
     std::vector<Json> rows;

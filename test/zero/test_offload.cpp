@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include <string>
-#include <vector>
 
 #include "kernels/adamw.h"
 #include "kernels/runtime/host_streams.h"

@@ -50,20 +50,22 @@ TEST(UnitSlices, AreEqualWherePaddingIsCheap) {
 
 TEST(UnitSlices, AreWholeBlocksWherePaddingIsDear) {
     for (const int64_t size : kSizes)
-        for (const int ranks : {1, 3, 5, 300, 1000, 1023}) {
-            const UnitLayout u = make_unit("unit", 0, size, ranks), one = make_unit("unit", 0, size);
-            EXPECT_FALSE(one.equal);
-            if (u.equal) continue;
+        for (const int ranks : {1, 2, 3, 5, 8, 64, 300, 1000, 1023}) {
             SCOPED_TRACE(format("%lld elements on %d ranks", (long long)size, ranks));
-            EXPECT_EQ(u.padded, (size + u.block - 1) / u.block * u.block);
-            int64_t end = 0, blocks = u.padded / u.block;
-            for (int r = 0; r < ranks; ++r) {
-                const ElementRange s = u.slice(r, ranks);
-                ASSERT_EQ(s.begin, end);
-                ASSERT_EQ(s.size(), (blocks / ranks + (r < blocks % ranks ? 1 : 0)) * u.block);
-                end = s.end;
+            const UnitLayout of_one = make_unit("unit", 0, size);
+            EXPECT_FALSE(of_one.equal);
+            for (const UnitLayout& u : {make_unit("unit", 0, size, ranks), of_one}) {
+                if (u.equal) continue;
+                EXPECT_EQ(u.padded, (size + u.block - 1) / u.block * u.block);
+                int64_t end = 0, blocks = u.padded / u.block;
+                for (int r = 0; r < ranks; ++r) {
+                    const ElementRange s = u.slice(r, ranks);
+                    ASSERT_EQ(s.begin, end);
+                    ASSERT_EQ(s.size(), (blocks / ranks + (r < blocks % ranks ? 1 : 0)) * u.block);
+                    end = s.end;
+                }
+                EXPECT_EQ(end, u.padded);
             }
-            EXPECT_EQ(end, u.padded);
         }
 }
 

@@ -4,18 +4,16 @@
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
-#include <unistd.h>
 
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
-#include <map>
 
-#include "comm/collectives.h"
 #include "comm/mpi_transport.h"
-#include "llama/base/json.h"
 #include "llama/model/param_table.h"
-#include "llama/model/presets.h"
+#include "test/llama/toy_run.h"
+#include "test/llama/helpers.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -32,15 +30,6 @@ struct Split {
 };
 
 // ---- the formulas ---------------------------------------------------------------------------------------------------
-
-// Bytes that member r of a ring sends: its hops carry every slice but one, its own in a reduce-scatter, the right
-// neighbour's in an all-gather.
-int64_t sent_by_scatter(Offsets slices, int r, int64_t element) {
-    return (slices.back() - (slices[size_t(r) + 1] - slices[size_t(r)])) * element;
-}
-int64_t sent_by_gather(Offsets slices, int r, int64_t element) {
-    return sent_by_scatter(slices, (r + 1) % int(slices.size() - 1), element);
-}
 
 // Per step, to the byte. fp32 throughout.
 int64_t formula(const std::vector<UnitLayout>& units, const Split& s, int rank) {
@@ -96,32 +85,19 @@ class ZeroProgram : public testing::Test {
         if (!built_with_mpi()) GTEST_SKIP() << "built without MPI";
         ASSERT_TRUE(fs::exists("dev/net/netns_hosts.sh") && fs::exists("train_llama"))
             << "run make first, and start this in the repository root";
-        folder_ = fs::temp_directory_path() / ("rz-zero-program-" + std::to_string(getpid()));
-        fs::create_directories(folder_);
-        std::ofstream shard(folder_ / "tokens.bin", std::ios::binary);
-        constexpr int32_t kIds = 20000;
-        int32_t header[256] = {20240520, 1, kIds};
-        shard.write(reinterpret_cast<const char*>(header), sizeof header);
-        for (int32_t i = 0; i < kIds; ++i) {
-            const uint16_t id = uint16_t(i * 7919 % 503);
-            shard.write(reinterpret_cast<const char*>(&id), 2);
-        }
-    }
-    void TearDown() override {
-        if (!folder_.empty()) fs::remove_all(folder_);
+        write_tokens(folder_ / "tokens.bin", 20000);
     }
 
     // The exit code of `launcher` ./train_llama ...; what it said is in log().
     int run(const std::string& launcher, const std::string& flags, int steps, Measured& out) {
-        const fs::path counts = folder_ / "counts", dir = folder_ / "out";
+        const std::string counts = folder_ / "counts", dir = folder_ / "out";
         fs::remove(counts);
         fs::remove_all(dir);
         const std::string command = format(
             "COUNTS=%s OMP_NUM_THREADS=1 timeout 60 %s ./train_llama --device cpu --preset bytes --train-data "
-            "%s/tokens.bin "
-            "--batch 1 --seq-len %d --val-every 0 --steps %d --timeout 30 --out %s %s > %s/log 2>&1",
-            counts.c_str(), launcher.c_str(), folder_.c_str(), Split::kTokens, steps, dir.c_str(), flags.c_str(),
-            folder_.c_str());
+            "%s/tokens.bin --batch 1 --seq-len %d --val-every 0 --steps %d --timeout 30 --out %s %s > %s/log 2>&1",
+            counts.c_str(), launcher.c_str(), folder_.path.c_str(), Split::kTokens, steps, dir.c_str(), flags.c_str(),
+            folder_.path.c_str());
         const int status = std::system(command.c_str());
         if (status != 0) return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
         std::ifstream lines(counts);
@@ -130,30 +106,19 @@ class ZeroProgram : public testing::Test {
             if (std::sscanf(line.c_str(), "# host %lld sent %lld bytes", &host, &bytes) == 2)
                 out.wire.push_back(double(bytes));
         }
-        out.ranks = read_json(dir / "ranks.json");
-        std::ifstream metrics(dir / "metrics.jsonl");
-        for (std::string line; std::getline(metrics, line);)
-            if (const Json row = parse_json(line, "metrics.jsonl"); row.contains("loss"))
-                out.first_rank_steps.push_back(row["bytes_sent"].get<int64_t>());
+        out.ranks = read_json(dir + "/ranks.json");
+        for (const Json& row : metrics_in(dir))
+            if (row.contains("loss")) out.first_rank_steps.push_back(row["bytes_sent"].get<int64_t>());
         return 0;
     }
 
-    std::string log() const {
-        std::ifstream file(folder_ / "log");
-        return {std::istreambuf_iterator<char>(file), {}};
-    }
+    std::string log() const { return text_in(folder_ / "log"); }
 
-    static ParamTable parameters() {
-        ModelConfig config = find_preset("bytes").config;
-        config.resolve();
-        return ParamTable(config);
-    }
-
-    fs::path folder_;
+    const TempFolder folder_;
 };
 
 TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
-    const ParamTable params = parameters();
+    const ParamTable params(resolved_preset("bytes"));
     const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
     constexpr int kFew = 1, kMore = 5;
     for (const Split& s : {Split{0, 3, 3, 1}, Split{1, 3, 3, 1}, Split{2, 3, 3, 1}, Split{3, 3, 3, 1},
@@ -199,7 +164,7 @@ int64_t pool(const std::vector<UnitLayout>& units, int slots, int64_t element) {
 // from the stage on that slices it. By kind, on every rank, to the byte; all three within the padding of the paper's
 // figure.
 TEST_F(ZeroProgram, EveryRankKeepsWhatThePapersTableSays) {
-    const ParamTable params = parameters();
+    const ParamTable params(resolved_preset("bytes"));
     const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
     const double P = double(params.parameters());
     for (int N : {2, 3})
