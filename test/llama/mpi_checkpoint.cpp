@@ -1,11 +1,10 @@
 // Checkpoints between ranks: written in one sharding, read in every other.
 
-#include <filesystem>
-
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/fault.h"
 #include "test/comm/mpi_main.h"
 #include "test/llama/layout_runs.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -13,11 +12,10 @@ namespace {
 // One value per logical element and array, so that any rank knows what any other wrote.
 float value(int64_t i, int k) { return float((i * 7 + k * 13) % 1009 - 500) / 64; }
 
-std::string shared_folder(Process& process) {
-    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_checkpoint_XXXXXX";
-    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
-    process.broadcast(folder.data(), int64_t(folder.size()), 0);
-    return folder;
+Manifest manifest_of(int64_t step) {
+    Manifest m;
+    m.run_id = "test", m.step = step;
+    return m;
 }
 
 // The embedding and the head are cut into equal slices on 2, 3 and 4 ranks, with padding at their end.
@@ -52,7 +50,8 @@ struct Sharded {
 TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
     Process& process = test_process();
     if (process.size() > 5) GTEST_SKIP() << "four and five ranks have every kind of slice";
-    const std::string folder = shared_folder(process);
+    const SharedFolder shared(process);
+    const std::string& folder = shared.path;
     const Device cpu{DeviceKind::cpu, 0};
     std::vector<std::pair<int, int>> shardings = {{0, 0}, {1, 0}, {3, 0}};  // stage, shard size
     if (process.size() % 2 == 0) shardings.push_back({3, process.size() / 2});
@@ -65,10 +64,7 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             a.zero.optimizer.all_gather_updated();
             CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config,
                                     {.run_folder = folder, .timeout_s = 30});
-            Manifest manifest;
-            manifest.run_id = "test";
-            manifest.step = ++step;
-            writer.save(manifest);
+            writer.save(manifest_of(++step));
             ASSERT_TRUE(writer.finish());
             const std::string path = CheckpointStore(folder).path(step);
             const Manifest written = check_checkpoint(path);
@@ -97,35 +93,30 @@ TEST(CheckpointOverMpi, EveryShardingReadsEveryOther) {
             reads(shardings.back().first, shardings.back().second, OffloadOptimizer::stream);
             process.barrier();
         }
-    if (process.is_root()) std::filesystem::remove_all(folder);
 }
 
 // Rank 1's disk fails: no rank has a checkpoint, all ranks know, and the next save works.
 TEST(CheckpointOverMpi, OneRanksFailureIsEveryones) {
     Process& process = test_process();
     if (process.size() < 2) GTEST_SKIP() << "needs two ranks";
-    const std::string folder = shared_folder(process);
+    const SharedFolder shared(process);
+    const std::string& folder = shared.path;
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh(process, cpu);
     Sharded a(mesh, 3, DType::f32);
     CheckpointWriter writer(process, cpu, a.stream, a.zero, a.table, a.config, {.run_folder = folder, .timeout_s = 30});
     const FaultScope armed(Faults(process.rank(), "checkpoint.fsync:1:1:eio"));
-    Manifest manifest;
-    manifest.run_id = "test";
-    manifest.step = 1;
-    writer.save(manifest);
+    writer.save(manifest_of(1));
     EXPECT_FALSE(writer.finish());
-    manifest.step = 2;
-    writer.save(manifest);
+    writer.save(manifest_of(2));
     EXPECT_TRUE(writer.finish());
     if (process.is_root()) {
         const std::vector<SaveReport> reports = writer.reports();
         ASSERT_EQ(reports.size(), 2u);
-        EXPECT_NE(reports[0].error.find("rank 1"), std::string::npos) << reports[0].error;
+        EXPECT_TRUE(says(reports[0].error, "rank 1"));
         EXPECT_EQ(CheckpointStore(folder).steps(), (std::vector<int64_t>{2}));
     }
     process.barrier();
-    if (process.is_root()) std::filesystem::remove_all(folder);
 }
 
 }  // namespace

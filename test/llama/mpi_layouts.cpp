@@ -11,11 +11,11 @@
 #include "llama/checkpoint/replicas.h"
 #include "test/comm/mpi_main.h"
 #include "test/llama/layout_runs.h"
+#include "test/checks.h"
+#include "test/kernels/cpu_device.h"
 
 namespace rz {
 namespace {
-
-const Device kCpu{DeviceKind::cpu, 0};
 
 struct Layout {
     int tp, pp, stage;
@@ -72,9 +72,8 @@ float value(int tensor, int64_t element, int k) {
 
 TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
     Process& process = test_process();
-    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_layouts_XXXXXX";
-    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
-    process.broadcast(folder.data(), int64_t(folder.size()), 0);
+    const SharedFolder shared(process);
+    const std::string& folder = shared.path;
     const std::vector<Layout> all = layouts(process.size());
     ASSERT_GE(all.size(), 1u);
     std::vector<std::string> written;  // by the first layout: path and contents of each file of tensors
@@ -122,31 +121,25 @@ TEST(LayoutsOverMpi, SavedByAnyReadByAnyTheSameBytes) {
         EXPECT_EQ(find_not_finite(process, kCpu, next.stream, next.zero, next.table), "");
         process.barrier();
     }
-    if (process.is_root()) std::filesystem::remove_all(folder);
 }
 
 // The last rank's disk is full: every rank knows, no file stays, and the next export works.
 TEST(LayoutsOverMpi, AnExportFailsOnAllRanksOrNone) {
     Process& process = test_process();
-    std::string folder = std::filesystem::temp_directory_path() / "rz_mpi_layouts_XXXXXX";
-    if (process.is_root()) require(::mkdtemp(folder.data()) != nullptr, "can't make a folder: %m");
-    process.broadcast(folder.data(), int64_t(folder.size()), 0);
+    const SharedFolder shared(process);
+    const std::string& folder = shared.path;
     Held held(process, {1, 1, 1});
     initialise_weights(held.table, 5, held.stream, held.zero);
-    const auto run = [&]() -> std::string {
-        try {
-            export_weights(folder, held.config, held.table, process, kCpu, held.stream, held.zero, "");
-        } catch (const Error& error) {
-            return error.what();
-        }
-        return "";
+    const auto run = [&] {
+        return error_of(
+            [&] { export_weights(folder, held.config, held.table, process, kCpu, held.stream, held.zero, ""); });
     };
     const int last = process.size() - 1, hit = last == 0 ? 2 : 1;  // rank 0 writes the header first
     const std::string text = [&] {
         const FaultScope armed(Faults(process.rank(), format("file.write:%d:%d:enospc", last, hit)));
         return run();
     }();
-    EXPECT_NE(text.find("model.safetensors: write failed: No space left on device"), std::string::npos) << text;
+    EXPECT_TRUE(says(text, "model.safetensors: write failed: No space left on device"));
     EXPECT_EQ(text.find(format("rank %d: ", last)) == 0, last > 0) << text;
     process.barrier();
     EXPECT_TRUE(std::filesystem::is_empty(folder)) << "half an export stays";
@@ -154,7 +147,6 @@ TEST(LayoutsOverMpi, AnExportFailsOnAllRanksOrNone) {
     EXPECT_EQ(run(), "");
     EXPECT_TRUE(std::filesystem::exists(folder + "/config.json"));
     process.barrier();
-    if (process.is_root()) std::filesystem::remove_all(folder);
 }
 
 // A copy that differs is named, with the rank, whatever the axes: here the last rank of the job. Where ranks of the tp
@@ -178,7 +170,7 @@ TEST(LayoutsOverMpi, ADamagedCopyIsNamed) {
         process.broadcast(&holders, sizeof holders, process.size() - 1);
         const std::string last = format("rank %d (hash", mesh.world().size - 1);
         if (holders > 1)
-            EXPECT_NE(text.find(" (hash"), std::string::npos) << l.text() << ": " << text;
+            EXPECT_TRUE(says(text, " (hash")) << l.text();
         else
             EXPECT_EQ(text.find(last) != std::string::npos, copies > 1) << l.text() << ": " << text;
     }

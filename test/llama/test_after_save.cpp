@@ -89,7 +89,7 @@ TEST_F(AfterSaveTest, ACommandThatHangsEndsWithTheRun) {
         hook.finish(0.3);
         const std::vector<std::string> lines = hook.lines();
         ASSERT_EQ(lines.size(), 2u);
-        EXPECT_NE(lines[1].find("not done for 1 checkpoint"), std::string::npos) << lines[1];
+        EXPECT_TRUE(says(lines[1], "not done for 1 checkpoint"));
     }
     EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(120));
     EXPECT_EQ(store_->marked(), (std::vector<int64_t>{2}));

@@ -2,12 +2,11 @@
 
 #include <gtest/gtest.h>
 
-#include <cmath>
 #include <random>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "dev/common/bench_result.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -91,12 +90,7 @@ TEST(BenchResult, DamagedReportsAreRefusedByName) {
         std::string text = good;
         text.replace(text.find(from), from.size(), to);
         write_file_atomically(file, text);
-        try {
-            read_bench_report(file);
-        } catch (const Error& error) {
-            return std::string(error.what()).find("bench_damaged.json") != std::string::npos;
-        }
-        return false;
+        return says(error_of([&] { read_bench_report(file); }), "bench_damaged.json");
     };
     EXPECT_TRUE(refused("\"version\": 1", "\"version\": 2"));
     EXPECT_TRUE(refused("\"ranks\": 2", "\"ranks\": -2"));
@@ -109,8 +103,8 @@ TEST(BenchResult, DamagedReportsAreRefusedByName) {
 
 TEST(BenchResult, SummaryShowsTheReductionAgainstTheBaseline) {
     const std::string text = bench_summary(report());
-    EXPECT_NE(text.find("0.500 (0.500 to 0.500), faster"), std::string::npos) << text;
-    EXPECT_NE(text.find("25%"), std::string::npos) << text;  // 50 of 200 bytes: of the rank that takes most
+    EXPECT_TRUE(says(text, "0.500 (0.500 to 0.500), faster"));
+    EXPECT_TRUE(says(text, "25%"));  // 50 of 200 bytes: of the rank that takes most
     EXPECT_EQ(text.find("\ng:base"), std::string::npos) << "a baseline is not measured against itself\n" << text;
 }
 
@@ -124,16 +118,16 @@ TEST(BenchResult, ComparisonNamesWhatDiffers) {
     const std::string text = compare_text(before, after);
     for (const char* part : {"2.000 (2.000 to 2.000), slower", "1.000 (1.000 to 1.000), no difference", "commit",
                              "A: abc", "B: def", "gpu", "command of g:better"})
-        EXPECT_NE(text.find(part), std::string::npos) << part << "\n" << text;
+        EXPECT_TRUE(says(text, part));
     EXPECT_EQ(text.find("a <cpu>"), std::string::npos) << "the same on both sides\n" << text;
 }
 
 TEST(BenchResult, PageEscapesTextAndShowsFailures) {
     const std::string page = bench_page(report(), nullptr);
     EXPECT_EQ(page.find("a <cpu>"), std::string::npos);
-    EXPECT_NE(page.find("a &lt;cpu&gt;"), std::string::npos);
-    EXPECT_NE(page.find("exit code 1: &lt;no&gt;"), std::string::npos);
-    EXPECT_NE(page.find("<rect"), std::string::npos);
+    EXPECT_TRUE(says(page, "a &lt;cpu&gt;"));
+    EXPECT_TRUE(says(page, "exit code 1: &lt;no&gt;"));
+    EXPECT_TRUE(says(page, "<rect"));
 }
 
 // Efficiency is that of a rank against the fewest ranks of the same target: 1500 / 2 of 1000 is 75 %.
@@ -146,7 +140,7 @@ TEST(BenchResult, TableHasTheEfficiencyOfScaling) {
         all.results.push_back(r);
     }
     const std::string text = bench_markdown(all);
-    EXPECT_NE(text.find("| zero:zero1 | 2 | 1500 | 750 | 75% |"), std::string::npos) << text;
+    EXPECT_TRUE(says(text, "| zero:zero1 | 2 | 1500 | 750 | 75% |"));
 }
 
 }  // namespace

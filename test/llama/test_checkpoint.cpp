@@ -2,17 +2,13 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <csignal>
-#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <random>
 #include <thread>
 
-#include "comm/loopback.h"
 #include "kernels/elementwise.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
@@ -22,16 +18,13 @@
 #include "llama/train/train_state.h"
 #include "llama/base/sum_hash.h"
 #include "test/llama/helpers.h"
+#include "test/comm/ranks.h"
+#include "test/llama/layout_runs.h"
 
 namespace rz {
 namespace {
 
 namespace fs = std::filesystem;
-
-void write_text(const std::string& path, const std::string& text) {
-    fs::create_directories(fs::path(path).parent_path());
-    std::ofstream(path, std::ios::binary) << text;
-}
 
 // ---- hash ----
 
@@ -153,17 +146,13 @@ TEST(Manifest, RefusesWhatIsWrongNamingIt) {
         {"fedcba9876543210", "fedcba987654321G", "data_hash"},
         {"\"files\"", "\"fails\"", "files"},
     };
-    for (const auto& [from, to, says] : cases) {
+    for (const auto& [from, to, part] : cases) {
         std::string bad = good;
-        ASSERT_NE(bad.find(from), std::string::npos) << from;
+        ASSERT_TRUE(says(bad, from));
         bad.replace(bad.find(from), from.size(), to);
-        try {
-            Manifest::from_json(bad, "/run/manifest.json");
-            ADD_FAILURE() << "accepted " << to;
-        } catch (const Error& error) {
-            EXPECT_NE(std::string(error.what()).find(says), std::string::npos) << error.what();
-            EXPECT_EQ(std::string(error.what()).find("/run/manifest.json"), 0u) << error.what();
-        }
+        const std::string error = error_of([&] { Manifest::from_json(bad, "/run/manifest.json"); });
+        EXPECT_TRUE(says(error, part)) << to;
+        EXPECT_EQ(error.find("/run/manifest.json"), 0u) << error;
     }
     for (size_t n : {size_t(0), size_t(1), good.size() / 2, good.size() - 2})
         EXPECT_THROW(Manifest::from_json(good.substr(0, n), "x"), Error) << n;
@@ -243,12 +232,7 @@ TEST(CheckpointStore, PublishReplacesInOneMove) {
 
 // ---- save and load ----
 
-ModelConfig checkpoint_toy() {
-    ModelConfig c;
-    c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 16;
-    c.resolve();
-    return c;
-}
+ModelConfig checkpoint_toy() { return layout_runs::toy24(/*tied=*/false, /*layers=*/2); }
 
 // A state on one process; every array is full of its own values.
 struct State {
@@ -300,6 +284,13 @@ struct State {
     Zero& zero = core.zero;
 };
 
+Manifest manifest_of(int64_t step) {
+    Manifest m = example();
+    m.files.clear();
+    m.step = m.updates = step;
+    return m;
+}
+
 struct Saved {
     explicit Saved(DType param, bool background = true, DType master = DType::f32, DType adam = DType::f32,
                    int64_t shard_above = 0)
@@ -310,10 +301,7 @@ struct Saved {
             SaveOptions{.run_folder = folder.path, .background = background, .shard_above = shard_above});
     }
     std::string save(int64_t step) {
-        Manifest m = example();
-        m.files.clear();
-        m.step = m.updates = step;
-        writer->save(m);
+        writer->save(manifest_of(step));
         return writer->finish() ? CheckpointStore(folder.path).path(step) : "";
     }
     std::string load(State& into, const std::string& path) {
@@ -391,23 +379,12 @@ TEST(Checkpoint, IsReadBackFromTheDiskNotFromMemory) {
 
 TEST(Checkpoint, TheStateOfTheSaveIsSavedNotALaterOne) {
     Saved saved(DType::f32);
-    Manifest m = example();
-    m.files.clear();
-    saved.writer->save(m);
+    saved.writer->save(manifest_of(5));
     for (const OwnedRange& r : saved.state.zero.optimizer.owned()) saved.state.stream.zero(r.m, r.elements.size() * 4);
     ASSERT_TRUE(saved.writer->finish());
     State into(DType::f32);
-    EXPECT_EQ(saved.load(into, CheckpointStore(saved.folder.path).path(m.step)), "");
+    EXPECT_EQ(saved.load(into, CheckpointStore(saved.folder.path).path(5)), "");
     into.expect_filled();
-}
-
-void flip_bit(const std::string& path, int64_t at) {
-    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-    if (at < 0) at += int64_t(fs::file_size(path));
-    file.seekg(at);
-    const char c = char(file.get() ^ 1);
-    file.seekp(at);
-    file.put(c);
 }
 
 TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
@@ -418,36 +395,31 @@ TEST(Checkpoint, EveryDamagedByteIsFoundAndNamed) {
         fs::copy(good, bad, fs::copy_options::recursive);
         damage();
         State into(DType::bf16);
-        try {
-            return saved.load(into, bad);
-        } catch (const Error& error) {
-            return std::string(error.what());
-        }
+        std::string problem;
+        const std::string error = error_of([&] { problem = saved.load(into, bad); });
+        return problem + error;
     };
     EXPECT_EQ(damaged([] {}), "");
     for (const char* file :
          {"model.safetensors", "optimizer/master.safetensors", "optimizer/m.safetensors", "optimizer/v.safetensors"})
         for (const int64_t at : {int64_t(9), int64_t(-1), int64_t(fs::file_size(good + "/" + file) / 2)}) {
             const std::string text = damaged([&] { flip_bit(bad + "/" + file, at); });
-            EXPECT_NE(text.find(file), std::string::npos) << text;
+            EXPECT_TRUE(says(text, file));
             if (at == -1) {
-                EXPECT_NE(text.find("tensor lm_head.weight"), std::string::npos) << text;
+                EXPECT_TRUE(says(text, "tensor lm_head.weight"));
             }
         }
-    EXPECT_NE(damaged([&] { flip_bit(bad + "/config.json", 20); }).find("config.json"), std::string::npos);
-    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 100); }).find("has 100 bytes"),
-              std::string::npos);
-    EXPECT_NE(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 0); }).find("has 0 bytes"),
-              std::string::npos);
-    EXPECT_NE(damaged([&] { fs::remove(bad + "/optimizer/v.safetensors"); }).find("v.safetensors: missing"),
-              std::string::npos);
-    EXPECT_NE(damaged([&] { fs::remove(bad + "/manifest.json"); }).find("not a checkpoint"), std::string::npos);
-    EXPECT_NE(damaged([&] { write_text(bad + "/manifest.json", ""); }).find("manifest.json"), std::string::npos);
-    EXPECT_NE(damaged([&] {
-                  fs::copy_file(bad + "/optimizer/m.safetensors", bad + "/optimizer/v.safetensors",
-                                fs::copy_options::overwrite_existing);
-              }).find("v.safetensors"),
-              std::string::npos);
+    EXPECT_TRUE(says(damaged([&] { flip_bit(bad + "/config.json", 20); }), "config.json"));
+    EXPECT_TRUE(says(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 100); }), "has 100 bytes"));
+    EXPECT_TRUE(says(damaged([&] { fs::resize_file(bad + "/optimizer/m.safetensors", 0); }), "has 0 bytes"));
+    EXPECT_TRUE(says(damaged([&] { fs::remove(bad + "/optimizer/v.safetensors"); }), "v.safetensors: missing"));
+    EXPECT_TRUE(says(damaged([&] { fs::remove(bad + "/manifest.json"); }), "not a checkpoint"));
+    EXPECT_TRUE(says(damaged([&] { write_text(bad + "/manifest.json", ""); }), "manifest.json"));
+    EXPECT_TRUE(says(damaged([&] {
+                         fs::copy_file(bad + "/optimizer/m.safetensors", bad + "/optimizer/v.safetensors",
+                                       fs::copy_options::overwrite_existing);
+                     }),
+                     "v.safetensors"));
 }
 
 // Embedding, two blocks, head: what the manifest lists, and what another reader finds by the index.
@@ -493,21 +465,19 @@ TEST(Checkpoint, AFileForEachUnitAboveASize) {
     // Damage is named by file and tensor.
     const std::string second = "optimizer/m-00002-of-00004.safetensors";
     flip_bit(many + "/" + second, -1);
-    EXPECT_NE(saved.load(into, many).find(second + ": tensor model.layers.0."), std::string::npos);
+    EXPECT_TRUE(says(saved.load(into, many), second + ": tensor model.layers.0."));
     fs::copy_file(many + "/optimizer/m-00003-of-00004.safetensors", many + "/" + second,
                   fs::copy_options::overwrite_existing);  // the same size, the next block
-    EXPECT_NE(saved.load(into, many).find(second + ": its header is not that"), std::string::npos);
+    EXPECT_TRUE(says(saved.load(into, many), second + ": its header is not that"));
     Manifest listed = check_checkpoint(many);
     std::erase_if(listed.files, [&](const ManifestFile& f) { return f.path == second; });
-    EXPECT_NE(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr)
-                  .find("the manifest has no hash of model.layers.0.input_layernorm.weight"),
-              std::string::npos);
+    EXPECT_TRUE(says(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr),
+                     "the manifest has no hash of model.layers.0.input_layernorm.weight"));
     listed = check_checkpoint(many);
     for (ManifestFile& f : listed.files)
         if (f.path == second) f.tensors["model.norm.weight"] = 1;
-    EXPECT_NE(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr)
-                  .find("the manifest has several hashes of model.norm.weight"),
-              std::string::npos);
+    EXPECT_TRUE(says(load_state(many, listed, into.table, saved.process, into.cpu, into.stream, into.zero, nullptr),
+                     "the manifest has several hashes of model.norm.weight"));
 }
 
 TEST(Checkpoint, AnotherModelsFilesAreRefused) {
@@ -547,11 +517,9 @@ TEST(Checkpoint, AStateThatIsNotFiniteIsNotSaved) {
                 const std::vector<SaveReport> reports = saved.writer->reports();
                 ASSERT_EQ(reports.size(), 2u);
                 EXPECT_TRUE(reports[1].not_finite);
-                EXPECT_NE(reports[1].error.find(
-                              format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
-                                     path_of(part).c_str(), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")),
-                          std::string::npos)
-                    << reports[1].error;
+                EXPECT_TRUE(says(reports[1].error,
+                                 format("the state of step 6 is not finite: %s: tensor %s, element 77 is %s",
+                                        path_of(part).c_str(), t.name.c_str(), std::isnan(bad) ? "nan" : "-inf")));
                 const CheckpointStore store(saved.folder.path);
                 EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
                 set_element(r, part, saved.state.zero.options, at, 1);
@@ -578,7 +546,7 @@ TEST(Checkpoint, ACheckpointThatIsNotFiniteIsNotResumed) {
     write_text(path + "/manifest.json", m.to_json());
     State into(DType::f32);
     const std::string problem = saved.load(into, path);
-    EXPECT_NE(problem.find(file + ": tensor " + last.name + ", element 3 is inf"), std::string::npos) << problem;
+    EXPECT_TRUE(says(problem, file + ": tensor " + last.name + ", element 3 is inf"));
 }
 
 TEST(Finite, FindsTheFirstInEveryTypeAndPlace) {
@@ -598,25 +566,17 @@ TEST(Finite, FindsTheFirstInEveryTypeAndPlace) {
 TEST(Checkpoint, AFileSizeLimitLeavesTheOneBefore) {
     Saved saved(DType::f32);
     ASSERT_NE(saved.save(5), "");
-    struct rlimit before;
-    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &before), 0);
-    struct rlimit small = before;
-    small.rlim_cur = 20000;
-    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-    const std::string failed = saved.save(6);
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &before), 0);
-    std::signal(SIGXFSZ, handler);
-    EXPECT_EQ(failed, "");
+    {
+        const FileSizeLimit limit(20000);
+        EXPECT_EQ(saved.save(6), "");
+    }
     const std::vector<SaveReport> reports = saved.writer->reports();
     ASSERT_EQ(reports.size(), 2u);
     EXPECT_EQ(reports[0].error, "");
-    EXPECT_NE(reports[1].error.find("File too large"), std::string::npos) << reports[1].error;
+    EXPECT_TRUE(says(reports[1].error, "File too large"));
     const CheckpointStore store(saved.folder.path);
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{5}));
-    int entries = 0;
-    for ([[maybe_unused]] const auto& e : fs::directory_iterator(store.folder())) ++entries;
-    EXPECT_EQ(entries, 2) << "step_000000005 and latest";
+    EXPECT_EQ(names_in(store.folder()).size(), 2u) << "step_000000005 and latest";
     EXPECT_NE(saved.save(7), "");
     EXPECT_EQ(store.steps(), (std::vector<int64_t>{5, 7}));
 }
@@ -632,34 +592,26 @@ SavesOfThree saves_of_three(const std::string& folder, const std::string& faults
                             const std::vector<bool>& expected, double pause_before_last = 0) {
     SavesOfThree result;
     LoopbackHub hub(3);
-    hub.run([&](int rank) {
-        Process process(hub, rank);
-        const auto body = [&] {
-            Mesh mesh(hub, rank);
-            TrainState core(checkpoint_toy(), {.zero = {.stage = 3}, .adamw = {}, .stage = {.B = 1, .T = 8}},
-                            hub.device(rank), mesh);
-            initialise_weights(core.table, 5, core.compute, core.zero);
-            CheckpointWriter writer(process, hub.device(rank), core.compute, core.zero, core.table, core.config,
-                                    {.run_folder = folder, .background = background, .timeout_s = timeout_s});
-            const FaultScope armed(Faults(rank, faults));
-            for (size_t i = 0; i < expected.size(); ++i) {
-                if (i + 1 == expected.size())
-                    std::this_thread::sleep_for(std::chrono::duration<double>(pause_before_last));
-                process.barrier();
-                const auto start = std::chrono::steady_clock::now();
-                Manifest m = example();
-                m.files.clear();
-                m.step = m.updates = int64_t(i) + 1;
-                writer.save(m);
-                EXPECT_EQ(writer.finish(), expected[i]) << "save " << i << " on rank " << rank;
-                if (rank == 0)
-                    result.seconds.push_back(
-                        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
-            }
-            if (rank == 0) result.reports = writer.reports();
-            return 0;
-        };
-        EXPECT_EQ(process.run(body), 0);
+    run_processes(hub, [&](Process& process) {
+        const int rank = process.rank();
+        Mesh mesh(hub, rank);
+        TrainState core(checkpoint_toy(), {.zero = {.stage = 3}, .adamw = {}, .stage = {.B = 1, .T = 8}},
+                        hub.device(rank), mesh);
+        initialise_weights(core.table, 5, core.compute, core.zero);
+        CheckpointWriter writer(process, hub.device(rank), core.compute, core.zero, core.table, core.config,
+                                {.run_folder = folder, .background = background, .timeout_s = timeout_s});
+        const FaultScope armed(Faults(rank, faults));
+        for (size_t i = 0; i < expected.size(); ++i) {
+            if (i + 1 == expected.size()) std::this_thread::sleep_for(std::chrono::duration<double>(pause_before_last));
+            process.barrier();
+            const auto start = std::chrono::steady_clock::now();
+            writer.save(manifest_of(int64_t(i) + 1));
+            EXPECT_EQ(writer.finish(), expected[i]) << "save " << i << " on rank " << rank;
+            if (rank == 0)
+                result.seconds.push_back(
+                    std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
+        }
+        if (rank == 0) result.reports = writer.reports();
     });
     return result;
 }
@@ -674,7 +626,7 @@ TEST(CheckpointOfThreeRanks, ARankWhoseDiskTakesNothingIsNamedAtOnce) {
             ASSERT_EQ(saves.reports.size(), 2u);
             for (const SaveReport& r : saves.reports) {
                 EXPECT_EQ(r.error.rfind(format("rank %d: ", bad), 0), 0u) << r.error;
-                EXPECT_NE(r.error.find("No space left on device"), std::string::npos) << r.error;
+                EXPECT_TRUE(says(r.error, "No space left on device"));
             }
             for (const double s : saves.seconds) EXPECT_LT(s, 30);
             EXPECT_TRUE(names_in(folder / "checkpoints").empty()) << "nothing half done stays";
@@ -687,11 +639,8 @@ TEST(CheckpointOfThreeRanks, AFileSystemThatDoesNotAnswerFailsTheSave) {
     const SavesOfThree saves =
         saves_of_three(folder.path, "checkpoint.shard:1:1:sleep=5", 2, true, {false, false, true}, 5);
     ASSERT_EQ(saves.reports.size(), 3u);
-    EXPECT_NE(saves.reports[0].error.find("rank 1: the file system has not answered"), std::string::npos)
-        << saves.reports[0].error;
-    EXPECT_NE(saves.reports[1].error.find("rank 1: the file system still has not answered to the save of step 1"),
-              std::string::npos)
-        << saves.reports[1].error;
+    EXPECT_TRUE(says(saves.reports[0].error, "rank 1: the file system has not answered"));
+    EXPECT_TRUE(says(saves.reports[1].error, "rank 1: the file system still has not answered to the save of step 1"));
     EXPECT_EQ(saves.reports[2].error, "");
     EXPECT_EQ(CheckpointStore(folder.path).steps(), (std::vector<int64_t>{3}));
 }

@@ -3,10 +3,8 @@
 
 #include <gtest/gtest.h>
 #include <omp.h>
-#include <unistd.h>
 
 #include <bit>
-#include <filesystem>
 #include <fstream>
 #include <vector>
 
@@ -14,11 +12,10 @@
 #include "comm/virtual_net.h"
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/model/model.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
-
-namespace fs = std::filesystem;
 
 ModelConfig wide() {  // blocks of 832 times 256 elements: 512 ranks own one or two of them
     ModelConfig c;
@@ -107,7 +104,7 @@ void save_and_load(Process& process, VirtualNet& net, const std::string& folder,
 
 Counts counts_of(int ranks) {
     omp_set_num_threads(1);
-    const std::string folder = fs::temp_directory_path() / format("rz_checkpoint_ranks_%d_%d", ranks, int(getpid()));
+    const TempFolder folder;
     NetMachine machine;
     LoopbackHub hub(ranks);
     VirtualNet net(ranks, machine, /*executes=*/true);
@@ -116,7 +113,7 @@ Counts counts_of(int ranks) {
     net.run([&](int rank) {
         Process process(hub, rank);
         EXPECT_EQ(process.run([&] {
-            save_and_load(process, net, folder, counts);
+            save_and_load(process, net, folder.path, counts);
             return 0;
         }),
                   0);
@@ -125,7 +122,6 @@ Counts counts_of(int ranks) {
     const KernelCounts after = KernelCounts::now();
     counts.kernel = {after.read - before.read, after.written - before.written, after.reads - before.reads,
                      after.writes - before.writes};
-    fs::remove_all(folder);
     return counts;
 }
 

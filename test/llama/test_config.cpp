@@ -2,7 +2,6 @@
 
 #include <cmath>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 #include "llama/model/config.h"
 #include "llama/model/presets.h"
@@ -21,9 +20,12 @@ constexpr const char* kRequired =
     R"("model_type":"llama","vocab_size":50,"hidden_size":64,"intermediate_size":96,"num_hidden_layers":2,)"
     R"("num_attention_heads":4)";
 
-ModelConfig read(const std::string& more) {
-    return config_from_json("{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}", "c.json");
+// As a file of this model_type.
+ModelConfig read_as(const std::string& type, const std::string& more) {
+    std::string text = "{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}";
+    return config_from_json(text.replace(text.find("llama"), 5, type), "c.json");
 }
+ModelConfig read(const std::string& more) { return read_as("llama", more); }
 std::string refusal_of_config(const std::string& more) {
     return error_of([&] { read(more); });
 }
@@ -40,9 +42,7 @@ TEST(Presets, HaveThePublishedCounts) {
         {"mistral-7b-v0.1", 7'241'732'096}, {"olmo2-1b", 1'484'916'736},      {"olmo2-7b", 7'298'617'344},
     };
     for (const auto& [name, count] : exact) {
-        ModelConfig c = find_preset(name).config;
-        c.resolve();
-        EXPECT_EQ(c.parameter_count(), count) << name;
+        EXPECT_EQ(resolved_preset(name).parameter_count(), count) << name;
     }
 }
 
@@ -50,9 +50,7 @@ TEST(Presets, AreWithinTwoPercentOfTheirNames) {
     const std::pair<const char*, double> about[] = {
         {"tiny", 46e6}, {"small", 318e6}, {"medium", 1.34e9}, {"gpt2-124m", 124e6}, {"gpt2-355m", 355e6}};
     for (const auto& [name, count] : about) {
-        ModelConfig c = find_preset(name).config;
-        c.resolve();
-        EXPECT_NEAR(double(c.parameter_count()), count, 0.02 * count) << name;
+        EXPECT_NEAR(double(resolved_preset(name).parameter_count()), count, 0.02 * count) << name;
     }
 }
 
@@ -203,11 +201,7 @@ TEST(ConfigJson, RopeIsWhatTransformersComputes) {
 }
 
 TEST(ConfigJson, MistralIsALlamaWithAWindow) {
-    const auto mistral = [](const std::string& more) {
-        std::string text = "{" + std::string(kRequired) + "," + more + "}";
-        const size_t type = text.find("\"llama\"");
-        return config_from_json(text.replace(type, 7, "\"mistral\""), "c.json");
-    };
+    const auto mistral = [](const std::string& more) { return read_as("mistral", more); };
     // Without one; with one that no sequence reaches; with one; where the file does not say
     const std::tuple<const char*, int64_t, const char*, const char*> cases[] = {
         {R"("sliding_window":null)", 0, "", "LlamaForCausalLM"},
@@ -225,12 +219,6 @@ TEST(ConfigJson, MistralIsALlamaWithAWindow) {
         EXPECT_EQ(config_from_json(text, "again").window, window);
     }
     EXPECT_TRUE(says(error_of([&] { mistral(R"("sliding_window":0)"); }), "sliding_window"));
-}
-
-// The same fields as another model_type.
-ModelConfig read_as(const std::string& type, const std::string& more) {
-    std::string text = "{" + std::string(kRequired) + (more.empty() ? "" : "," + more) + "}";
-    return config_from_json(text.replace(text.find("llama"), 5, type), "c.json");
 }
 
 TEST(ConfigJson, ArchitecturesAreReadAndWrittenByTheirClasses) {

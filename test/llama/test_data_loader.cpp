@@ -9,11 +9,10 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
-#include <numeric>
 
-#include "kernels/runtime/check.h"
 #include "llama/data/data_loader.h"
 #include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace {
 
@@ -26,15 +25,9 @@ class DataLoaderTest : public testing::Test {
     std::vector<TokenShard> counting_shards(const std::vector<int>& sizes, int first = 0) {
         std::vector<std::string> paths;
         for (int n : sizes) {
-            std::vector<int32_t> header(256, 0);
-            header[0] = 20240801, header[1] = 7, header[2] = n;
-            std::vector<uint32_t> ids(n);
-            std::iota(ids.begin(), ids.end(), uint32_t(first));
-            first += n;
             paths.push_back(dir_ + "/s" + std::to_string(paths.size()) + ".bin");
-            std::ofstream out(paths.back(), std::ios::binary);
-            out.write(reinterpret_cast<char*>(header.data()), 1024);
-            out.write(reinterpret_cast<char*>(ids.data()), 4 * n);
+            write_counting_tokens(paths.back(), n, first);
+            first += n;
         }
         return open_shards(paths, {.vocab = kVocab});
     }

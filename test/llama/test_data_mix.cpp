@@ -2,11 +2,9 @@
 
 #include <gtest/gtest.h>
 
-#include <fstream>
-#include <numeric>
-
 #include "llama/data/data_mix.h"
 #include "test/checks.h"
+#include "test/llama/toy_run.h"
 
 namespace rz {
 namespace {
@@ -15,15 +13,9 @@ class DataMixTest : public testing::Test {
    protected:
     // n tokens, counting from `first`: a sample names its place in its set.
     DataSet set(const std::string& name, int n, int first, uint64_t seed) {
-        std::ofstream out(folder_ / (name + ".bin"), std::ios::binary);
-        std::vector<int32_t> header(256, 0);
-        header[0] = 20240801, header[1] = 7, header[2] = n;
-        std::vector<uint32_t> ids(size_t(n), 0);
-        std::iota(ids.begin(), ids.end(), uint32_t(first));
-        out.write(reinterpret_cast<char*>(header.data()), 1024);
-        out.write(reinterpret_cast<char*>(ids.data()), 4 * n);
-        out.close();
-        return {name, DataLoader(open_shards({folder_ / (name + ".bin")}, {.vocab = 100000}), 8, seed, 100000)};
+        const std::string file = folder_ / (name + ".bin");
+        write_counting_tokens(file, n, first);
+        return {name, DataLoader(open_shards({file}, {.vocab = 100000}), 8, seed, 100000)};
     }
     DataMix mix(MixPlan plan) {
         std::vector<DataSet> sets;
@@ -78,9 +70,9 @@ TEST_F(DataMixTest, ItsFingerprintNamesSetsAndSharesAndIsReadBack) {
     other.sets[1].name = "c";
     EXPECT_EQ(f.difference(other), "") << "a folder may be renamed";
     other.shards.back().hash ^= 1;
-    EXPECT_NE(f.difference(other).find("was b with"), std::string::npos);
-    EXPECT_NE(f.difference(other).find("now c"), std::string::npos);
-    EXPECT_NE(f.difference(other).find("other contents"), std::string::npos);
+    EXPECT_TRUE(says(f.difference(other), "was b with"));
+    EXPECT_TRUE(says(f.difference(other), "now c"));
+    EXPECT_TRUE(says(f.difference(other), "other contents"));
 }
 
 }  // namespace

@@ -179,14 +179,8 @@ TEST(Documents, PackedTrainsAsSeparately) {
         EXPECT_GT(std::abs(unmasked.loss() - apart.loss()), 1e-4 * apart.loss());
         const std::vector<float> got = packed.gradients(), want = apart.gradients(), other = unmasked.gradients();
         ASSERT_EQ(got.size(), want.size());
-        double largest = 0, error = 0, without = 0;
-        for (size_t i = 0; i < got.size(); ++i) {
-            largest = std::max(largest, std::abs(double(want[i])));
-            error = std::max(error, std::abs(double(got[i]) - double(want[i])));
-            without = std::max(without, std::abs(double(other[i]) - double(want[i])));
-        }
-        EXPECT_LE(error, 2e-6 * largest);
-        EXPECT_GT(without, 1e-2 * largest);
+        EXPECT_LE(distance(want, got), 2e-6);
+        EXPECT_GT(distance(want, other), 1e-2);
     }
 }
 

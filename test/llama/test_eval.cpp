@@ -4,12 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <filesystem>
-#include <functional>
 #include <optional>
 
-#include "comm/loopback.h"
-#include "comm/process.h"
 #include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -17,6 +13,7 @@
 #include "llama/model/weights.h"
 #include "llama/train/evaluate.h"
 #include "test/llama/helpers.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -138,52 +135,48 @@ Tokenizer pair_tokenizer() {
         "pairs");
 }
 
-std::vector<ScoreItem> items_of(const std::string& line, const Tokenizer& tokenizer, const EncodeOptions& options) {
+EvalTask task_of(const std::string& line, const EncodeOptions& options) {
     const TempFolder folder;
-    write_file_atomically(folder.path + "/t.jsonl", line + "\n");
+    write_file_atomically(folder / "t.jsonl", line + "\n");
     EvalTask task(folder.path, "t");
-    task.encode(tokenizer, options);
-    return task.items();
+    task.encode(pair_tokenizer(), options);
+    return task;
+}
+
+std::vector<ScoreItem> items_of(const std::string& line, const EncodeOptions& options) {
+    return task_of(line, options).items();
 }
 
 std::vector<Metric> metrics_of(const std::string& line, const std::vector<Score>& scores) {
-    const TempFolder folder;
-    write_file_atomically(folder.path + "/t.jsonl", line + "\n");
-    EvalTask task(folder.path, "t");
-    task.encode(pair_tokenizer(), {.max_length = 100});
-    return task.metrics(scores);
+    return task_of(line, {.max_length = 100}).metrics(scores);
 }
 
 TEST(EvalTokens, ContextAndContinuationAreTokenisedTogether) {
     // "a" + "b": apart they are two tokens, together one. The context keeps its own, and what the whole has beyond as
     // many tokens is scored.
-    const auto items = items_of(R"({"context": "ba", "continuation": "bb"})", pair_tokenizer(), {.max_length = 10});
+    const auto items = items_of(R"({"context": "ba", "continuation": "bb"})", {.max_length = 10});
     ASSERT_EQ(items.size(), 1u);
     EXPECT_EQ(items[0].tokens, (std::vector<int32_t>{1, 0, 1}));
     EXPECT_EQ(items[0].scored, 1);
 }
 
 TEST(EvalTokens, SpacesAtTheEndOfAContextGoToTheContinuation) {
-    const auto items = items_of(R"({"context": "b ", "continuation": "a"})", pair_tokenizer(), {.max_length = 10});
+    const auto items = items_of(R"({"context": "b ", "continuation": "a"})", {.max_length = 10});
     EXPECT_EQ(items[0].tokens, (std::vector<int32_t>{1, 2, 0}));
     EXPECT_EQ(items[0].scored, 2);
 }
 
 TEST(EvalTokens, BosStandsOnce) {
     const EncodeOptions bos{.max_length = 10, .bos = true};
-    EXPECT_EQ(items_of(R"({"context": "b", "continuation": "a"})", pair_tokenizer(), bos)[0].tokens,
-              (std::vector<int32_t>{4, 1, 0}));
-    EXPECT_EQ(items_of(R"({"context": "<s>b", "continuation": "a"})", pair_tokenizer(), bos)[0].tokens,
-              (std::vector<int32_t>{4, 1, 0}));
-    EXPECT_EQ(items_of(R"({"context": "", "continuation": "a"})", pair_tokenizer(), bos)[0].tokens,
-              (std::vector<int32_t>{4, 0}));
-    EXPECT_EQ(items_of(R"({"context": "b", "continuation": "a"})", pair_tokenizer(), {.max_length = 10})[0].tokens,
+    EXPECT_EQ(items_of(R"({"context": "b", "continuation": "a"})", bos)[0].tokens, (std::vector<int32_t>{4, 1, 0}));
+    EXPECT_EQ(items_of(R"({"context": "<s>b", "continuation": "a"})", bos)[0].tokens, (std::vector<int32_t>{4, 1, 0}));
+    EXPECT_EQ(items_of(R"({"context": "", "continuation": "a"})", bos)[0].tokens, (std::vector<int32_t>{4, 0}));
+    EXPECT_EQ(items_of(R"({"context": "b", "continuation": "a"})", {.max_length = 10})[0].tokens,
               (std::vector<int32_t>{1, 0}));
 }
 
 TEST(EvalTokens, WhatIsTooLongIsCutFromTheLeft) {
-    const auto items =
-        items_of(R"({"context": "bbbbbb aaaa", "continuation": " b"})", pair_tokenizer(), {.max_length = 3});
+    const auto items = items_of(R"({"context": "bbbbbb aaaa", "continuation": " b"})", {.max_length = 3});
     EXPECT_EQ(items[0].tokens, (std::vector<int32_t>{0, 0, 2, 1}));
     EXPECT_EQ(items[0].scored, 2);
 }
@@ -192,8 +185,8 @@ TEST(EvalTokens, EveryTokenOfATextIsScoredInOneWindow) {
     for (int64_t length = 1; length < 20; ++length)
         for (int64_t window = 1; window < 8; ++window) {
             const std::string text(size_t(length), 'b');
-            const auto items = items_of("{\"text\": \"" + text + "\", \"words\": 1, \"bytes\": 1}", pair_tokenizer(),
-                                        {.max_length = window});
+            const auto items =
+                items_of("{\"text\": \"" + text + "\", \"words\": 1, \"bytes\": 1}", {.max_length = window});
             int64_t scored = 0;
             for (const ScoreItem& item : items) {
                 scored += item.scored;
@@ -255,14 +248,9 @@ TEST(EvalScores, BatchesOfAnySizeGiveTheSameNumbers) {
 TEST(EvalScores, AnyNumberOfRanksGivesTheSameBits) {
     const Scored one = evaluate("bos", kTasks, 4);
     for (const int ranks : {2, 3, 5}) {  // none divides the number of batches evenly in every case
-        LoopbackHub hub(ranks);
         std::vector<Scored> runs{size_t(ranks)};
-        hub.run([&](int rank) {
-            Process process(hub, rank);
-            process.run([&] {
-                runs[size_t(rank)] = evaluate(process, kEvalGolden + "/bos", kTasks, 4);
-                return 0;
-            });
+        run_processes(ranks, [&](Process& process) {
+            runs[size_t(process.rank())] = evaluate(process, kEvalGolden + "/bos", kTasks, 4);
         });
         for (const Scored& run : runs) {
             EXPECT_EQ(run.lines, one.lines) << ranks << " ranks";
@@ -279,20 +267,17 @@ TEST(EvalRefusals, NameFileLineAndRemedy) {
         write_file_atomically(folder.path + "/t.jsonl", lines);
         return error_of([&] { EvalTask(folder.path, "t"); });
     };
-    EXPECT_NE(of("").find("no example"), std::string::npos);
-    EXPECT_NE(of("{\"context\": \"a\"}\n").find("t.jsonl:1"), std::string::npos);
-    EXPECT_NE(of("\n{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 2}\n").find("t.jsonl:2"),
-              std::string::npos);
-    EXPECT_NE(of("{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n").find("at least two"), std::string::npos);
-    EXPECT_NE(of("{\"context\": \"a\", \"continuation\": \"b\"}\n{\"text\": \"a\", \"words\": 1, \"bytes\": 1}\n")
-                  .find("another kind"),
-              std::string::npos);
-    EXPECT_NE(error_of([&] { load_eval_tasks(kEvalGolden, "helaswag", 0); }).find("the folder has"), std::string::npos);
-    EXPECT_NE(error_of([&] { load_eval_tasks(kEvalGolden, "piqa,piqa", 0); }).find("twice"), std::string::npos);
-    EXPECT_NE(error_of([&] {
-                  items_of(R"({"context": "a", "continuation": "bbbbb"})", pair_tokenizer(), {.max_length = 3});
-              }).find("--max-length"),
-              std::string::npos);
+    EXPECT_TRUE(says(of(""), "no example"));
+    EXPECT_TRUE(says(of("{\"context\": \"a\"}\n"), "t.jsonl:1"));
+    EXPECT_TRUE(says(of("\n{\"context\": \"a\", \"choices\": [\"b\", \"c\"], \"gold\": 2}\n"), "t.jsonl:2"));
+    EXPECT_TRUE(says(of("{\"context\": \"a\", \"choices\": [\"b\"], \"gold\": 0}\n"), "at least two"));
+    EXPECT_TRUE(
+        says(of("{\"context\": \"a\", \"continuation\": \"b\"}\n{\"text\": \"a\", \"words\": 1, \"bytes\": 1}\n"),
+             "another kind"));
+    EXPECT_TRUE(says(error_of([&] { load_eval_tasks(kEvalGolden, "helaswag", 0); }), "the folder has"));
+    EXPECT_TRUE(says(error_of([&] { load_eval_tasks(kEvalGolden, "piqa,piqa", 0); }), "twice"));
+    EXPECT_TRUE(says(error_of([&] { items_of(R"({"context": "a", "continuation": "bbbbb"})", {.max_length = 3}); }),
+                     "--max-length"));
 }
 
 }  // namespace

@@ -1,16 +1,13 @@
 #include <gtest/gtest.h>
-#include <stdlib.h>
-#include <sys/resource.h>
 
-#include <csignal>
 #include <cstring>
 #include <filesystem>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/crc32.h"
 #include "llama/report/event_file.h"
 #include "llama/report/wandb_file.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -30,14 +27,9 @@ T load(const std::string& bytes, size_t at) {
     return value;
 }
 
-class EventFileTest : public testing::Test {
-   protected:
-    EventFileTest() {
-        char name[] = "/tmp/ringzero_test_XXXXXX";
-        folder_ = ::mkdtemp(name);
-    }
-    ~EventFileTest() override { fs::remove_all(folder_); }
-    std::string folder_;
+struct EventFileTest : testing::Test {
+    const TempFolder folder;
+    const std::string& folder_ = folder.path;
 };
 
 // The events of a file. Checks the framing as TensorBoard does: length, and a CRC made by another route than the
@@ -85,7 +77,7 @@ TEST_F(EventFileTest, HoldsVersionSessionStartAndScalars) {
         EXPECT_TRUE(file.write(9, {}));
         EXPECT_TRUE(file.write(300, {{std::string(200, 't'), -1.0f}}));
     }
-    EXPECT_NE(fs::path(path).filename().string().find("events.out.tfevents."), std::string::npos);
+    EXPECT_TRUE(says(fs::path(path).filename().string(), "events.out.tfevents."));
     const std::vector<std::string> events = events_of(read_file(path));
     ASSERT_EQ(events.size(), 4u);
     const auto wall = load<double>(events[0], 1);
@@ -95,7 +87,7 @@ TEST_F(EventFileTest, HoldsVersionSessionStartAndScalars) {
               "brain.Event:2");
     EXPECT_EQ(events[1].substr(9), "\x10\x07\x3a\x02\x08\x01");
     EXPECT_EQ(events[2].substr(9, 4), std::string("\x10\x08\x2a\x24"));
-    EXPECT_NE(events[2].find("train/lr"), std::string::npos);
+    EXPECT_TRUE(says(events[2], "train/lr"));
     EXPECT_EQ(events[3].substr(9, 3), "\x10\xac\x02");
 }
 
@@ -109,15 +101,10 @@ TEST_F(EventFileTest, AFullDiskNeitherThrowsNorTearsTheFile) {
     EventFile file(folder_, 0);
     ASSERT_TRUE(file.write(1, {{"a", 1.0f}}));
     const std::string before = read_file(file.path());
-    struct rlimit old;
-    ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &old), 0);
-    const auto handler = std::signal(SIGXFSZ, SIG_IGN);
-    const struct rlimit small = {before.size() + 10, old.rlim_max};
-    ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
-    const bool written = file.write(2, {{"a", 2.0f}});
-    ::setrlimit(RLIMIT_FSIZE, &old);
-    std::signal(SIGXFSZ, handler);
-    EXPECT_FALSE(written);
+    {
+        const FileSizeLimit limit(before.size() + 10);
+        EXPECT_FALSE(file.write(2, {{"a", 2.0f}}));
+    }
     EXPECT_EQ(read_file(file.path()), before);
     EXPECT_TRUE(file.write(3, {{"a", 3.0f}}));
     EXPECT_EQ(events_of(read_file(file.path())).size(), 4u);

@@ -6,7 +6,6 @@
 #include <functional>
 #include <map>
 #include <regex>
-#include <set>
 #include <sstream>
 
 #include "comm/exit_codes.h"
@@ -14,6 +13,7 @@
 #include "comm/process.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -55,7 +55,7 @@ TEST(ExitCodes, AFullSharedMemoryIsTheMachines) {
         FAIL() << "a PiB of /dev/shm";
     } catch (const Error& error) {
         EXPECT_EQ(exit_code_of(error), kExitError) << error.what();
-        EXPECT_NE(std::string(error.what()).find("/dev/shm"), std::string::npos) << error.what();
+        EXPECT_TRUE(says(error.what(), "/dev/shm"));
     }
 }
 

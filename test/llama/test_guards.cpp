@@ -7,10 +7,10 @@
 #include <limits>
 #include <random>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/json.h"
 #include "llama/checkpoint/replicas.h"
 #include "llama/train/slow_signs.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -169,7 +169,7 @@ TEST(Guards, GivesUpAfterSoManyInARow) {
     EXPECT_EQ(g.skipped_in_a_row(), 0);
     EXPECT_EQ(g.observe(4, kNan, kNan).give_up, "");
     EXPECT_EQ(g.observe(5, kNan, kNan).give_up, "");
-    EXPECT_NE(g.observe(6, kNan, kNan).give_up.find("3 steps in a row"), std::string::npos);
+    EXPECT_TRUE(says(g.observe(6, kNan, kNan).give_up, "3 steps in a row"));
     EXPECT_EQ(g.skipped(), 5);
 }
 
@@ -179,7 +179,7 @@ TEST(Guards, StopsOnASpikeOnlyIfAsked) {
         for (int i = 0; i < 40; ++i) ASSERT_FALSE(g.observe(i, noisy(i), 1.0 + 0.1 * (i % 3)).spike);
         const Verdict v = g.observe(41, 30, 1.1);
         EXPECT_TRUE(v.spike);
-        EXPECT_NE(v.note.find("spike of the loss, z "), std::string::npos) << v.note;
+        EXPECT_TRUE(says(v.note, "spike of the loss, z "));
         EXPECT_EQ(!v.give_up.empty(), stop);
     }
     Guards off({.spike_z = 0});

@@ -7,7 +7,6 @@
 #include <map>
 #include <optional>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/checkpoint/gguf.h"
@@ -39,13 +38,8 @@ void fill(const Tensor& t, int64_t first, int64_t count, DType dtype, void* out)
 
 class HfTest : public testing::Test {
    protected:
-    HfTest() {
-        char name[] = "/tmp/ringzero_test_XXXXXX";
-        root_ = ::mkdtemp(name);
-    }
-    ~HfTest() override { fs::remove_all(root_); }
-
-    std::string path(const std::string& name) const { return root_ + "/" + name; }
+    std::string path(const std::string& name) const { return root_ / name; }
+    void write(const std::string& name, const std::string& text) const { write_text(path(name), text); }
 
     std::string save(const ModelConfig& c, DType dtype, const std::string& name = "model") {
         const ParamTable table(c);
@@ -85,12 +79,12 @@ class HfTest : public testing::Test {
     // A folder with these parts in one file.
     std::string single(const ModelConfig& c, const std::vector<Part>& parts) {
         make_folder(path("m"));
-        write_file_atomically(path("m/config.json"), config_to_json(c, DType::f32));
+        write("m/config.json", config_to_json(c, DType::f32));
         write_part(path("m/model.safetensors"), parts);
         return path("m");
     }
 
-    std::string root_;
+    const TempFolder root_;
 };
 
 void expect_values(const HfWeights& weights, const ParamTable& table, DType dtype) {
@@ -261,8 +255,7 @@ class HfShards : public HfTest {
     std::string open() {  // the error, or ""
         std::string json;
         for (const auto& [tensor, file] : map_) json += (json.empty() ? "\"" : ",\"") + tensor + "\":\"" + file + "\"";
-        write_file_atomically(path("s/model.safetensors.index.json"),
-                              "{\"metadata\":{\"total_size\":1},\"weight_map\":{" + json + "}}");
+        write("s/model.safetensors.index.json", "{\"metadata\":{\"total_size\":1},\"weight_map\":{" + json + "}}");
         if (!first_.empty()) write_part(path("s/model-00001-of-00002.safetensors"), first_);
         if (!second_.empty()) write_part(path("s/model-00002-of-00002.safetensors"), second_);
         return error_of([&] { expect_values(HfWeights(path("s"), table_), table_, DType::f32); });
@@ -335,16 +328,14 @@ TEST_F(HfTest, ExportWritesAFileForEachUnitAboveASize) {
 }
 
 TEST_F(HfTest, ExportRefusesAFolderWithShards) {
-    make_folder(path("model"));
-    write_file_atomically(path("model/model.safetensors.index.json"), "{}");
+    write("model/model.safetensors.index.json", "{}");
     EXPECT_TRUE(says(error_of([&] { save(hf_toy(false), DType::f32); }), "choose another folder"));
 }
 
 TEST_F(HfTest, ExportCopiesTokenizerFiles) {
-    make_folder(path("tok"));
-    write_file_atomically(path("tok/tokenizer.json"), "[1]");
-    write_file_atomically(path("tok/generation_config.json"), "[2]");
-    write_file_atomically(path("tok/other.txt"), "3");
+    write("tok/tokenizer.json", "[1]");
+    write("tok/generation_config.json", "[2]");
+    write("tok/other.txt", "3");
     const ModelConfig c = hf_toy(false);
     const ParamTable table(c);
     const auto zeros = [](const Tensor&, int64_t, int64_t n, void* out) { std::memset(out, 0, size_t(n) * 4); };
@@ -379,8 +370,7 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     EXPECT_EQ(read.bos, 1);
     EXPECT_THROW(TokenizerFiles::beside_model(path("gone")), Error);
     // Another tokenizer: what came with the old one goes, but not the rest.
-    make_folder(path("tok"));
-    write_file_atomically(path("tok/tokenizer.json"), "[\"new\"]");
+    write("tok/tokenizer.json", "[\"new\"]");
     files.replace_tokenizer(path("tok"));
     make_folder(path("out2"));
     files.write_to(path("out2"));
@@ -389,7 +379,7 @@ TEST_F(HfTest, WhatLiesBesideAModelIsCarried) {
     EXPECT_EQ(read_file(path("out2/tokenizer.json")), "[\"new\"]");
     // Conversations were prepared with a template: it comes where there is none, and not where there is one.
     for (const char* text : {"{{ x }}", "{{ y }}"}) {
-        write_file_atomically(path("tok/tokenizer_config.json"), format(R"({"chat_template": "%s"})", text));
+        write("tok/tokenizer_config.json", format(R"({"chat_template": "%s"})", text));
         files.add_chat_template(path("tok"));
         files.write_to(path("out2"));
         EXPECT_TRUE(says(read_file(path("out2/tokenizer_config.json")), R"("chat_template": "{{ x }}")"));
@@ -446,11 +436,9 @@ class Resolve : public HfTest {
             ::unsetenv(name);
         }
         ::setenv("HF_HUB_CACHE", path("hub").c_str(), 1);
-        const std::string repo = path("hub/models--org--Some-Model_1.5");
-        make_folder(repo + "/snapshots/abc123");
-        make_folder(repo + "/refs");
-        write_file_atomically(repo + "/refs/main", "abc123\n");
-        write_file_atomically(repo + "/snapshots/abc123/config.json", config_to_json(hf_toy(false), DType::f32));
+        write("hub/models--org--Some-Model_1.5/refs/main", "abc123\n");
+        write("hub/models--org--Some-Model_1.5/snapshots/abc123/config.json",
+              config_to_json(hf_toy(false), DType::f32));
     }
     ~Resolve() override {
         for (const auto& [name, value] : saved_)
@@ -467,8 +455,8 @@ TEST_F(Resolve, FoldersAndTheirFilesAreFound) {
     EXPECT_EQ(resolve_model(folder), folder);
     EXPECT_EQ(resolve_model(folder + "/config.json"), folder);
     EXPECT_EQ(resolve_model(folder + "/model.safetensors"), folder);
-    EXPECT_TRUE(says(error_of([&] { resolve_model(root_); }), "holds no config.json"));
-    write_file_atomically(path("x.bin"), "");
+    EXPECT_TRUE(says(error_of([&] { resolve_model(root_.path); }), "holds no config.json"));
+    write("x.bin", "");
     EXPECT_TRUE(says(error_of([&] { resolve_model(path("x.bin")); }), "name the model's folder"));
     EXPECT_TRUE(says(error_of([&] { resolve_model("no/such/folder"); }), "no such folder"));
     EXPECT_TRUE(says(error_of([&] { resolve_model(""); }), "no such folder"));
@@ -480,7 +468,7 @@ TEST_F(Resolve, ReposAreFoundInEveryCacheLocation) {
     EXPECT_EQ(resolve_model("org/Some-Model_1.5@main"), path("hub") + snapshot);
     EXPECT_EQ(resolve_model("org/Some-Model_1.5@abc123"), path("hub") + snapshot);
     ::unsetenv("HF_HUB_CACHE");
-    ::setenv("HF_HOME", root_.c_str(), 1);
+    ::setenv("HF_HOME", root_.path.c_str(), 1);
     EXPECT_EQ(resolve_model("org/Some-Model_1.5"), path("hub") + snapshot);
     ::unsetenv("HF_HOME");
     make_folder(path("xdg/huggingface"));
@@ -501,20 +489,18 @@ TEST_F(Resolve, AbsentRepoGetsTheCommandThatFetchesIt) {
     EXPECT_TRUE(says(error_of([] { resolve_model("org/Some-Model_1.5@v9"); }), "revision v9"));
     for (const char* bad : {"org/../x", "../org", "a/b/c", "org/", "/x", "org/na me", "org/x@../y", "org/x@"})
         EXPECT_NE(error_of([&] { resolve_model(bad); }), "") << bad;
-    write_file_atomically(path("hub/models--org--Some-Model_1.5/refs/evil"), "../../..");
+    write("hub/models--org--Some-Model_1.5/refs/evil", "../../..");
     EXPECT_TRUE(says(error_of([] { resolve_model("org/Some-Model_1.5@evil"); }), "names no snapshot"));
 }
 
 TEST_F(HfTest, HugeTextFilesAreRefusedBeforeTheyAreRead) {
-    make_folder(path("huge"));
-    write_file_atomically(path("huge/config.json"), "{");
+    write("huge/config.json", "{");
     std::filesystem::resize_file(path("huge/config.json"), uintmax_t(1) << 40);  // sparse
     EXPECT_TRUE(says(error_of([&] { load_config(path("huge")); }), "1099511627776 bytes are too many"));
 }
 
 TEST_F(HfTest, OldPickleFilesAreExplained) {
-    make_folder(path("p"));
-    write_file_atomically(path("p/pytorch_model.bin"), "");
+    write("p/pytorch_model.bin", "");
     EXPECT_TRUE(says(error_of([&] { HfWeights(path("p"), ParamTable(hf_toy(true))); }), "save_pretrained"));
 }
 

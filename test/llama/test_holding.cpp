@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <filesystem>
 #include <map>
 
 #include "comm/loopback.h"
@@ -177,8 +176,8 @@ TEST(LocalShard, InitialisedAsTheWholeModelIs) {
 }
 
 TEST(LocalShard, ImportedAsTheWholeModelIs) {
-    std::string folder = std::filesystem::temp_directory_path() / "rz_test_holding_XXXXXX";
-    ASSERT_NE(::mkdtemp(folder.data()), nullptr);
+    const TempFolder temporary;
+    const std::string& folder = temporary.path;
     const ModelConfig config = layout_runs::toy24();
     const ParamTable table(config);
     save_model(folder, config, table, DType::f32, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
@@ -199,7 +198,6 @@ TEST(LocalShard, ImportedAsTheWholeModelIs) {
         });
     }
     EXPECT_EQ(wrong, 0);
-    std::filesystem::remove_all(folder);
 }
 
 }  // namespace

@@ -2,19 +2,14 @@
 
 #include <chrono>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/json.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
 
 std::string problem_of(const std::string& text) {
-    try {
-        parse_json(text, "here");
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { parse_json(text, "here"); });
 }
 
 TEST(JsonTest, RefusesWhatTheStandardLeavesOpen) {

@@ -4,6 +4,7 @@
 
 #include "llama/model/presets.h"
 #include "llama/train/plan_memory.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -25,14 +26,11 @@ TrainOptions flags() {
 
 // "": it can run.
 std::string refusal_of_layout(const TrainOptions& o, const ModelConfig& config, int ranks) {
-    try {
+    return error_of([&] {
         check_given(o);
         check_ranks(o, ranks);
         plan_memory(o, config, DeviceKind::cpu, 0, ranks);
-        return "";
-    } catch (const Error& error) {
-        return error.what();
-    }
+    });
 }
 
 struct Count {
@@ -41,7 +39,7 @@ struct Count {
         const std::string why = refusal_of_layout(o, config, ranks);
         (why.empty() ? run : refused) += 1;
         if (!why.empty()) {
-            EXPECT_NE(why.find("nearest"), std::string::npos) << how << ": " << why;
+            EXPECT_TRUE(says(why, "nearest")) << how;
         }
     }
 };
@@ -101,7 +99,7 @@ TEST(LayoutRefusals, WhatDoesNotCutNamesTheNearest) {
         o.pp_schedule.kind = PipelineKind::f1b1;
         ask(o);
         const std::string why = refusal_of_layout(o, model(), ranks);
-        EXPECT_NE(why.find(std::string("nearest: ") + nearest), std::string::npos) << nearest << ", not: " << why;
+        EXPECT_TRUE(says(why, std::string("nearest: ") + nearest));
     };
     expect("--seq-len 20 or 30", 5, [](TrainOptions& o) { o.cp = 5; });
     expect("--batch 2, or --tp 1", 2, [](TrainOptions& o) { o.tp = 2, o.seq_len = 1; });

@@ -10,6 +10,7 @@
 #include "kernels/runtime/op_timer.h"
 #include "llama/model/linear.h"
 #include "test/llama/layout_runs.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -275,21 +276,15 @@ TEST(Fp8Training, NormsAreKeptAsCodes) {
 
 TEST(Fp8Training, RefusalsNameTheNearestValue) {
     ModelConfig c = toy16();
-    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1,
-                             int64_t runs = 1) -> std::string {
-        try {
-            check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0}, parts, runs);
-        } catch (const Error& e) {
-            return e.what();
-        }
-        return "";
+    const auto refusal = [&](const Fp8Options& o, DType dtype, int64_t tokens, int64_t parts = 1, int64_t runs = 1) {
+        return error_of([&] { check_fp8(o, c, dtype, tokens, Device{DeviceKind::cpu, 0}, parts, runs); });
     };
     const Fp8Options tensor{.recipe = Fp8Recipe::tensor};
     EXPECT_EQ(refusal(tensor, DType::bf16, 64), "");
     EXPECT_EQ(refusal({}, DType::f32, 7), "");
     EXPECT_EQ(refusal(tensor, DType::f32, 64),
               "--fp8 tensor needs --dtype bf16, and it is fp32\n  nearest: --dtype bf16");
-    EXPECT_NE(refusal(tensor, DType::bf16, 40).find("nearest: 32 or 48"), std::string::npos);
+    EXPECT_TRUE(says(refusal(tensor, DType::bf16, 40), "nearest: 32 or 48"));
     EXPECT_EQ(refusal(tensor, DType::bf16, 48, 1, 3), "");
     EXPECT_EQ(refusal(tensor, DType::bf16, 48, 1, 2),
               "--fp8 tensor: tokens per micro-batch (--batch x --seq-len) with --tp-overlap on 48 is not a multiple of "

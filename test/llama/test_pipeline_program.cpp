@@ -5,25 +5,14 @@
 #include <algorithm>
 #include <tuple>
 
-#include "kernels/runtime/check.h"
-#include "llama/model/presets.h"
 #include "llama/model/stage_cut.h"
+#include "test/llama/virtual_time.h"
+#include "test/llama/helpers.h"
 
 namespace rz {
 namespace {
 
 using Kind = PipelineKind;
-
-// Two blocks a stage.
-PipelineProgramOptions options_for(const PipelineSchedule& s) {
-    PipelineProgramOptions o;
-    const int blocks = 2 * s.stages;
-    o.unit_bytes.assign(size_t(blocks) + 2, 300);
-    o.unit_bytes.front() = 100, o.unit_bytes.back() = 110;
-    for (int stage = 0; stage < s.stages; ++stage)
-        o.cut.push_back({stage, stage == 0 ? 0 : 2 * stage + 1, stage == s.stages - 1 ? blocks + 1 : 2 * stage + 2});
-    return o;
-}
 
 template <class F>
 void for_each_schedule(const F& f) {
@@ -44,7 +33,7 @@ TEST(PipelineProgram, ComesToItsEndWhateverTheCosts) {
             for (const bool one_lane : {false, true}) {
                 PipelineCosts costs = PipelineCosts::even(s, 4, 6, 2, message);
                 costs.one_lane = one_lane;
-                const auto programs = pipeline_programs(s, costs, options_for(s));
+                const auto programs = pipeline_programs(s, costs, two_blocks_a_stage(s));
                 ASSERT_EQ(find_rendezvous_error(programs, one_lane), "")
                     << name_of_case(kind, s) << ", message " << message << (one_lane ? ", one lane" : "");
             }
@@ -74,7 +63,7 @@ TEST(PipelineProgram, FusedCellsRunOneTaskAfterTheOtherAndNeverLater) {
 
 TEST(PipelineProgram, OneRankIsTheSingleStageProgramInGroups) {
     const PipelineSchedule s = make_pipeline(Kind::f1b1, {1, 3});
-    const auto o = options_for(s);
+    const auto o = two_blocks_a_stage(s);
     const auto programs = pipeline_programs(s, PipelineCosts::even(s, 1, 1, 1), o);
     ASSERT_EQ(programs.size(), 1u);
     // The same passes over the same units, but whole stages where nothing is reduced.
@@ -95,7 +84,7 @@ TEST(PipelineProgram, SlotsAreThoseTheSimulationHolds) {
     for_each_schedule([&](Kind kind, const PipelineSchedule& s) {
         const PipelineCosts costs = PipelineCosts::even(s, 4, 4, 4);
         const PipelineRun run = simulate(unfused(s), costs);
-        const auto programs = pipeline_programs(s, costs, options_for(s));
+        const auto programs = pipeline_programs(s, costs, two_blocks_a_stage(s));
         for (int r = 0; r < s.ranks; ++r)
             for (const StageSlots& slots : programs[size_t(r)].program.slots) {
                 int held = 0, pending = 0, most = 0, most_pending = 0;
@@ -113,7 +102,7 @@ TEST(PipelineProgram, SlotsAreThoseTheSimulationHolds) {
             }
     });
     const PipelineSchedule s = make_pipeline(Kind::f1b1, {4, 8});
-    const auto programs = pipeline_programs(s, PipelineCosts::even(s, 4, 4, 4), options_for(s));
+    const auto programs = pipeline_programs(s, PipelineCosts::even(s, 4, 4, 4), two_blocks_a_stage(s));
     std::vector<int> slots;
     for (const auto& p : programs) slots.push_back(p.program.slots[0].forward);
     EXPECT_EQ(slots, (std::vector<int>{4, 4, 3, 2})) << "one more than in flight where inputs are received early";
@@ -128,7 +117,7 @@ TEST(PipelineProgram, EveryPolicyGivesProgramsThatRun) {
             for (const GatherFor gather : {GatherFor::step, GatherFor::window, GatherFor::op})
                 for (const bool tied : {false, true}) {
                     if (tied && kind != Kind::zb_v && kind != Kind::dualpipev) continue;
-                    auto o = options_for(s);
+                    auto o = two_blocks_a_stage(s);
                     o.tied = tied;
                     o.gather = gather;
                     o.shard = {.sharded_parameters = true,
@@ -152,7 +141,7 @@ TEST(PipelineProgram, WindowsGatherAsOftenAsPublished) {
                            Row{Kind::zb_v, 2, {16.5, 1.0, 1.0}}, Row{Kind::dualpipev, 2, {17.5, 1.0, 1.0}}}) {
         const PipelineSchedule s = make_pipeline(row.kind, {4, 16, row.V});
         for (int window = 1; window <= 3; ++window) {
-            auto o = options_for(s);
+            auto o = two_blocks_a_stage(s);
             o.shard.sharded_parameters = true;
             o.gather = GatherFor::window;
             o.window = window;
@@ -167,7 +156,7 @@ TEST(PipelineProgram, WindowsGatherAsOftenAsPublished) {
 
 TEST(PipelineProgram, GathersForTheStepAndForEachUse) {
     const PipelineSchedule s = make_pipeline(Kind::zb_v, {2, 8});
-    auto o = options_for(s);
+    auto o = two_blocks_a_stage(s);
     o.shard = {.sharded_parameters = true, .prefetch = 1, .prefetch_next_micro_batch = true};
     for (const GatherFor gather : {GatherFor::step, GatherFor::op}) {
         o.gather = gather;
@@ -187,7 +176,7 @@ TEST(PipelineProgram, GathersForTheStepAndForEachUse) {
 
 TEST(PipelineProgram, RendezvousRefusesOddMessagesAndDeadlocks) {
     const PipelineSchedule s = make_pipeline(Kind::f1b1, {3, 6});
-    const auto good = pipeline_programs(s, PipelineCosts::even(s, 1, 1, 1), options_for(s));
+    const auto good = pipeline_programs(s, PipelineCosts::even(s, 1, 1, 1), two_blocks_a_stage(s));
     EXPECT_EQ(find_rendezvous_error(good), "");
     const auto positions = [&](int rank, Do what) {
         std::vector<size_t> out;
@@ -226,7 +215,7 @@ TEST(PipelineProgram, OneLaneInTheOrderOfEachRanksOwnCellsDeadlocks) {
     // Each rank's messages in the order in which its cells need and make them, and nothing else between the ranks.
     const auto in_cell_order = [](Kind kind) {
         const PipelineSchedule s = make_pipeline(kind, {3, 6});
-        auto programs = pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), options_for(s));
+        auto programs = pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), two_blocks_a_stage(s));
         for (auto& rank : programs) {
             std::vector<Instr> messages, out;
             for (const Instr& i : rank.program.code)
@@ -248,12 +237,12 @@ TEST(PipelineProgram, OneLaneInTheOrderOfEachRanksOwnCellsDeadlocks) {
     };
     EXPECT_EQ(in_cell_order(Kind::gpipe), "");
     for (const Kind kind : {Kind::f1b1, Kind::zb_h1, Kind::zb_v, Kind::dualpipev})
-        EXPECT_NE(in_cell_order(kind).find("deadlock"), std::string::npos) << name_of(kind);
+        EXPECT_TRUE(says(in_cell_order(kind), "deadlock")) << name_of(kind);
 }
 
 TEST(PipelineProgram, TooFewSlotsAreRefused) {
     const PipelineSchedule s = make_pipeline(Kind::zb_v, {4, 8});
-    for (const auto& rank : pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), options_for(s)))
+    for (const auto& rank : pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), two_blocks_a_stage(s)))
         for (size_t k = 0; k < rank.program.slots.size(); ++k)
             for (const bool weight : {false, true}) {
                 Program fewer = rank.program;
@@ -265,7 +254,7 @@ TEST(PipelineProgram, TooFewSlotsAreRefused) {
 
 TEST(PipelineProgram, DualPipesRanksSeeHalfOfTheMicroBatches) {
     const PipelineSchedule s = make_pipeline(Kind::dualpipe, {4, 8});
-    const auto programs = pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), options_for(s));
+    const auto programs = pipeline_programs(s, PipelineCosts::even(s, 2, 2, 2), two_blocks_a_stage(s));
     ASSERT_EQ(programs[1].shape.stages.size(), 2u);
     EXPECT_EQ(programs[1].shape.stages[0].stage, 1);
     EXPECT_EQ(programs[1].shape.stages[0].first_micro_batch, 0);
@@ -323,8 +312,7 @@ TEST(StageCut, NoOtherCutHasACheaperLargestStage) {
 
 TEST(StageCut, FlopsAreThoseOfTheWholeModel) {
     for (const char* preset : {"bytes", "small"}) {
-        ModelConfig c = find_preset(preset).config;
-        c.resolve();
+        const ModelConfig c = resolved_preset(preset);
         const auto total = [&](Recompute recompute) {
             int64_t sum = 0;
             for (const UnitFlops& u : unit_flops(c, 256, recompute)) sum += u.total();

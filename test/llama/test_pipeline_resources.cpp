@@ -4,23 +4,15 @@
 
 #include <gtest/gtest.h>
 
-#include "comm/collectives.h"
 #include "kernels/runtime/context.h"
-#include "llama/train/train_state.h"
+#include "test/llama/layout_runs.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
 
 using Kind = PipelineKind;
 constexpr int64_t kSequences = 2, kLength = 7, kTokens = kSequences * kLength;
-
-ModelConfig deep_model(bool tied = false) {
-    ModelConfig c;
-    c.dim = 24, c.layers = 18, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37;
-    c.max_seq_len = 16, c.tied = tied;
-    c.resolve();
-    return c;
-}
 
 struct Layout {
     Kind kind;
@@ -41,7 +33,7 @@ struct PlannedStages {
 
     PlannedStages(const Layout& s, int rank)
         : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}, .algorithms = {Algorithm::ring}}),
-          core(deep_model(s.tied),
+          core(layout_runs::toy24(s.tied, /*layers=*/18),
                {.zero = s.zero,
                 .adamw = {},
                 .stage = {.B = kSequences, .T = kLength},
@@ -151,13 +143,6 @@ TEST(PipelineResources, EachLinkCarriesEachTensorOnce) {
             }
             EXPECT_GT(all, 0);
         }
-}
-
-int64_t sent_by_scatter(const Offsets& slices, int r, int64_t e) {
-    return (slices.back() - (slices[size_t(r) + 1] - slices[size_t(r)])) * e;
-}
-int64_t sent_by_gather(const Offsets& slices, int r, int64_t e) {
-    return sent_by_scatter(slices, (r + 1) % int(slices.size() - 1), e);
 }
 
 // ZeRO's table over the rank's own units: gradients are reduced once, since they are kept until the stage's last weight

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "llama/parallel/simulate.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -84,14 +85,12 @@ TEST(PipelineTelemetry, ListsAreByPlaceOfTheFirstDataRank) {
     const PipelineSummary s = summarise(ranks, {0, 0, 1, 1});
     EXPECT_DOUBLE_EQ(s.util_step, 0.25);
     EXPECT_DOUBLE_EQ(s.util_span, 10.0 / 32);
-    EXPECT_NE(s.json.find("\"busy\":[1.000000,3.000000]"), std::string::npos) << s.json;
-    EXPECT_NE(s.json.find("\"util_step_by_rank\":[0.1000,0.3000],\"util_span_by_rank\":[0.1250,0.3750]"),
-              std::string::npos)
-        << s.json;
-    EXPECT_NE(s.json.find("\"in_flight\":[0,2]"), std::string::npos) << s.json;
+    EXPECT_TRUE(says(s.json, "\"busy\":[1.000000,3.000000]"));
+    EXPECT_TRUE(says(s.json, "\"util_step_by_rank\":[0.1000,0.3000],\"util_span_by_rank\":[0.1250,0.3750]"));
+    EXPECT_TRUE(says(s.json, "\"in_flight\":[0,2]"));
     const std::string line = stages_line(ranks);
     EXPECT_EQ(line.find("stages   busy 25.0 % of the step, 31.2 % of their spans | idle "), 0u) << line;
-    EXPECT_NE(line.find("| queues 0 forward, 0 backward | 3 in flight"), std::string::npos) << line;
+    EXPECT_TRUE(says(line, "| queues 0 forward, 0 backward | 3 in flight"));
     ranks[0].queue_forward = 2, ranks[2].queue_backward = 1, ranks[2].waiting = 4, ranks[2].length = 9;
     ranks[0].warm_up = 1, ranks[0].steady = 2, ranks[2].drain = 3;
     EXPECT_EQ(stages_by_rank_line(ranks, {0, 0, 1, 1}),

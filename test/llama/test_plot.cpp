@@ -1,16 +1,14 @@
 #include <gtest/gtest.h>
-#include <stdlib.h>
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
-#include "kernels/runtime/check.h"
 #include "kernels/runtime/context.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
 #include "llama/report/memory_timeline.h"
 #include "llama/report/plot.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -57,16 +55,15 @@ TEST(Plot, TicksAreRoundAndCoverTheRange) {
 }
 
 TEST(Plot, TheValidationLineBeginsWithItsFirstPoint) {
-    const std::string folder = testing::TempDir() + "/rz_plot_first";
-    make_folder(folder);
+    const TempFolder folder;
     std::string metrics = "{\"step\":0,\"val_loss\":5.5}\n";
     for (int step = 1; step <= 300; ++step) {
         metrics += format("{\"step\":%d,\"loss\":%g}\n", step, 5.0 - step * 0.01);
         if (step % 100 == 0) metrics += format("{\"step\":%d,\"val_loss\":%g}\n", step, 5.1 - step * 0.01);
     }
-    write_file_atomically(folder + "/metrics.jsonl", metrics);
-    write_loss_plot(folder + "/loss.svg", folder + "/metrics.jsonl", "title", "");
-    const std::string svg = read_file(folder + "/loss.svg");
+    write_file_atomically(folder / "metrics.jsonl", metrics);
+    write_loss_plot(folder / "loss.svg", folder / "metrics.jsonl", "title", "");
+    const std::string svg = read_file(folder / "loss.svg");
     EXPECT_EQ(count(svg, "<circle"), 4);
     double x = 0, y = 0;
     ASSERT_EQ(std::sscanf(svg.c_str() + svg.find("<circle"), "<circle cx=\"%lf\" cy=\"%lf\"", &x, &y), 2);
@@ -159,13 +156,12 @@ TEST(Plot, ThinningKeepsSpikes) {
     for (int i = 0; i < 100000; ++i) c.points.emplace_back(i, i == 54321 ? 9.0 : 1.0);
     const std::string svg = plot_svg({}, {c});
     EXPECT_LT(svg.size(), 100000u);
-    EXPECT_NE(svg.find(" 115.2L"), std::string::npos) << "9 on an axis from 0 to 10";
+    EXPECT_TRUE(says(svg, " 115.2L")) << "9 on an axis from 0 to 10";
 }
 
 TEST(Plot, CurvesComeFromMetricsAndLaterLinesWin) {
-    char name[] = "/tmp/ringzero_test_XXXXXX";
-    const std::string folder = ::mkdtemp(name);
-    const std::string metrics = folder + "/metrics.jsonl";
+    const TempFolder folder;
+    const std::string metrics = folder / "metrics.jsonl";
     std::string text;
     for (int i = 1; i <= 5; ++i) text += format("{\"step\":%d,\"loss\":%d}\n", i, 10 * i);
     text += "{\"step\":3,\"val_loss\":7.5}\n{\"step\":4,\"loss\":1}\n{\"step\":5,\"loss\":null}\n{\"step\":6,\"lo";
@@ -174,15 +170,14 @@ TEST(Plot, CurvesComeFromMetricsAndLaterLinesWin) {
     EXPECT_EQ(loss.name, "train");
     EXPECT_EQ(loss.points, (std::vector<std::pair<double, double>>{{1, 10}, {2, 20}, {3, 30}, {4, 1}}));
     EXPECT_EQ(read_curve(metrics, "val_loss", "").points.size(), 1u);
-    write_loss_plot(folder + "/loss.svg", metrics, "t", "n");
-    const std::string svg = read_file(folder + "/loss.svg");
+    write_loss_plot(folder / "loss.svg", metrics, "t", "n");
+    const std::string svg = read_file(folder / "loss.svg");
     expect_well_formed(svg);
     EXPECT_EQ(count(svg, "stroke-linejoin"), 2);
     EXPECT_EQ(count(svg, "<circle"), 4 + 1) << "the four losses are dots while they are few, and the validation";
     EXPECT_EQ(count(svg, ">train 1</text>"), 1) << "the last of each";
     EXPECT_EQ(count(svg, ">validation 7.5</text>"), 1);
-    EXPECT_THROW(read_curve(folder + "/absent", "loss", ""), Error);
-    std::filesystem::remove_all(folder);
+    EXPECT_THROW(read_curve(folder / "absent", "loss", ""), Error);
 }
 
 TEST(Plot, SmoothingKeepsALineALine) {
@@ -244,9 +239,8 @@ TEST(MemoryTimeline, BarsHaveTheAreaOfBytesTimesSecondsAndNoneLiesOnAnother) {
         }
     }
     EXPECT_EQ(all[2].y + all[2].height, all[0].y + all[0].height) << "unit 2 stands where unit 1 was";
-    EXPECT_NE(svg.find("unit 1 &lt;gathered&gt;: 4.00 MiB of gathered, from 0.000 s to 2.000 s"), std::string::npos)
-        << svg;
-    EXPECT_NE(svg.find("peak memory 10.0 MiB"), std::string::npos);
+    EXPECT_TRUE(says(svg, "unit 1 &lt;gathered&gt;: 4.00 MiB of gathered, from 0.000 s to 2.000 s"));
+    EXPECT_TRUE(says(svg, "peak memory 10.0 MiB"));
     EXPECT_EQ(svg.find("taken before"), std::string::npos);
     expect_well_formed(memory_svg("none", {}, DeviceKind::cpu, 0));
 
@@ -260,8 +254,8 @@ TEST(MemoryTimeline, BarsHaveTheAreaOfBytesTimesSecondsAndNoneLiesOnAnother) {
     for (size_t i = 0; i < cut.size(); ++i)
         EXPECT_NEAR(cut[i].width, cut[1].width / 4 * seconds[i], 0.02) << "bar " << i;
     EXPECT_EQ(steps.find("gathered&gt;"), std::string::npos) << "given back before";
-    EXPECT_NE(steps.find(">step 8</text>"), std::string::npos);
-    EXPECT_NE(steps.find("peak memory 12.0 MiB"), std::string::npos) << "the run's, not these steps'";
+    EXPECT_TRUE(says(steps, ">step 8</text>"));
+    EXPECT_TRUE(says(steps, "peak memory 12.0 MiB")) << "the run's, not these steps'";
 }
 
 TEST(MemoryTimeline, CountersAreTheRunningSumsAndNameWhatWasTaken) {

@@ -3,15 +3,15 @@
 #include <algorithm>
 #include <map>
 
-#include "kernels/runtime/check.h"
 #include "llama/parallel/program.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
 
 struct ProgramCase {
-    int blocks, micro_batches, prefetch;
-    bool tied, sharded, reduce_each;
+    int blocks = 1, micro_batches = 1, prefetch = 1;
+    bool tied = false, sharded = true, reduce_each = true;
 };
 
 std::string name_of_case(const ProgramCase& c) {
@@ -42,8 +42,7 @@ std::vector<ProgramCase> cases() {
     return all;
 }
 
-// ---- the order, against what a model that asks for units one by one makes of it
-// --------------------------------------
+// ---- the order, against what a model that asks for units one by one makes of it -------------------------------------
 
 // Forward and backward ask for a unit when they reach it; a direction says which units are prefetched; a pool has
 // 1 + prefetch memory slots of each size. Untied, the embedding and the head share one, and no more units of any size
@@ -137,13 +136,14 @@ TEST(StepProgram, EnqueuesInTheOrderOfAModelThatAsksForUnitsOneByOne) {
     }
 }
 
-TEST(StepProgram, OneBlockShardedInFull) {
-    const ProgramCase c{
-        .blocks = 1, .micro_batches = 1, .prefetch = 1, .tied = false, .sharded = true, .reduce_each = true};
+std::string lines_of(const Program& program) {
     std::string lines;
-    for (const Instr& i : single_stage_program(shape_of(c)).code)
-        lines += format("%s %d, ", name_of(i.what), i.first_unit);
-    EXPECT_EQ(lines,
+    for (const Instr& i : program.code) lines += format("%s %d, ", name_of(i.what), i.first_unit);
+    return lines;
+}
+
+TEST(StepProgram, OneBlockShardedInFull) {
+    EXPECT_EQ(lines_of(single_stage_program(shape_of({}))),
               "gather 0, gather 1, forward 0, release 0, gather 2, forward 1, release 1, gather 1, forward 2, "
               "backward 2, release 2, reduce 2, backward 1, release 1, reduce 1, backward 0, reduce 0, ");
 }
@@ -162,9 +162,7 @@ TEST(StepProgram, WholeParametersAreNeitherGatheredNorReleased) {
 }
 
 TEST(StepProgram, PrefetchMayReachIntoTheNextMicroBatch) {
-    const ProgramCase c{
-        .blocks = 2, .micro_batches = 2, .prefetch = 2, .tied = false, .sharded = true, .reduce_each = true};
-    StepShape shape = shape_of(c);
+    StepShape shape = shape_of({.blocks = 2, .micro_batches = 2, .prefetch = 2});
     const auto gather_before = [&](int unit, int micro_batch, Do what, int at_unit) {
         const Program p = single_stage_program(shape);
         EXPECT_EQ(find_program_error(p, shape, 0), "");
@@ -183,14 +181,10 @@ TEST(StepProgram, PrefetchMayReachIntoTheNextMicroBatch) {
 }
 
 TEST(StepProgram, ForwardOnlyGathersAndReleasesEachUnit) {
-    const ProgramCase c{
-        .blocks = 2, .micro_batches = 1, .prefetch = 1, .tied = true, .sharded = true, .reduce_each = false};
-    const StepShape shape = shape_of(c, /*trains=*/false);
+    const StepShape shape = shape_of({.blocks = 2, .tied = true, .reduce_each = false}, /*trains=*/false);
     const Program p = single_stage_program(shape);
     EXPECT_EQ(find_program_error(p, shape, 0), "");
-    std::string lines;
-    for (const Instr& i : p.code) lines += format("%s %d, ", name_of(i.what), i.first_unit);
-    EXPECT_EQ(lines,
+    EXPECT_EQ(lines_of(p),
               "gather 0, gather 1, forward 0, release 0, gather 2, forward 1, release 1, gather 3, forward 2, "
               "release 2, gather 0, forward 3, release 0, release 3, ");
 }
@@ -280,9 +274,7 @@ TEST(StepProgram, CheckerRefusesAWrongMicroBatchSlotOrMark) {
 }
 
 TEST(StepProgram, CheckerNamesRankPositionAndInstruction) {
-    const ProgramCase c{
-        .blocks = 1, .micro_batches = 1, .prefetch = 0, .tied = false, .sharded = true, .reduce_each = true};
-    const StepShape shape = shape_of(c);
+    const StepShape shape = shape_of({.prefetch = 0});
     const Program good = single_stage_program(shape);
     const auto without = [&](size_t at) {
         Program p = good;
@@ -295,8 +287,7 @@ TEST(StepProgram, CheckerNamesRankPositionAndInstruction) {
     EXPECT_THROW(check_program({.code = {}, .slots = {{0, 1, 0}}}, shape, 0), Error);
 }
 
-// ---- a stage of a pipeline, its backward pass in two halves
-// ----------------------------------------------------------
+// ---- a stage of a pipeline, its backward pass in two halves ---------------------------------------------------------
 
 // The middle stage of three: units 2 and 3 of 6, two micro-batches in flight.
 StepShape middle_stage() {
@@ -349,7 +340,7 @@ TEST(StepProgram, CheckerKnowsMessagesAndHalves) {
         Program bad = good;
         change(bad);
         const std::string got = find_program_error(bad, shape, 1);
-        EXPECT_NE(got.find(message), std::string::npos) << got;
+        EXPECT_TRUE(says(got, message));
     };
     expect("the slot still holds micro-batch 0", [](Program& p) { p.code[3].slot = p.code[4].slot = 0; });
     expect("the weight slot still holds micro-batch 0",
@@ -380,7 +371,7 @@ TEST(StepProgram, TheHeadsGradientComesWithTheInputHalfSoItsUnitIsReducedAfterBo
     EXPECT_EQ(find_program_error(p, shape, 1), "");
     std::swap(p.code[4], p.code[5]);
     const std::string why = find_program_error(p, shape, 1);
-    EXPECT_NE(why.find("micro-batch 0 adds to its gradients later, at instruction 5"), std::string::npos) << why;
+    EXPECT_TRUE(says(why, "micro-batch 0 adds to its gradients later, at instruction 5"));
 }
 
 }  // namespace

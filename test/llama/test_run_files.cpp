@@ -3,7 +3,6 @@
 #include <gtest/gtest.h>
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/resource.h>
 #include <sys/stat.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -17,7 +16,6 @@
 #include <thread>
 
 #include "comm/host.h"
-#include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
@@ -232,15 +230,11 @@ TEST(AtomicFile, AnAppendThatDoesNotFitLeavesNothing) {
     const int fd = open_to_append(path, /*empties=*/true);
     ASSERT_GE(fd, 0);
     ASSERT_TRUE(append_whole(fd, "first\n"));
-    rlimit before{};
-    getrlimit(RLIMIT_FSIZE, &before);
-    const auto was = signal(SIGXFSZ, SIG_IGN);
-    const rlimit tight{10, before.rlim_max};
-    setrlimit(RLIMIT_FSIZE, &tight);
-    EXPECT_FALSE(append_whole(fd, "second\n"));
-    EXPECT_EQ(errno, EFBIG);
-    setrlimit(RLIMIT_FSIZE, &before);
-    signal(SIGXFSZ, was);
+    {
+        const FileSizeLimit limit(10);
+        EXPECT_FALSE(append_whole(fd, "second\n"));
+        EXPECT_EQ(errno, EFBIG);
+    }
     EXPECT_TRUE(append_whole(fd, "third\n"));
     ::close(fd);
     EXPECT_EQ(read_file(path), "first\nthird\n");

@@ -4,12 +4,11 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
-#include "comm/loopback.h"
 #include "llama/base/atomic_file.h"
 #include "test/checks.h"
+#include "test/comm/ranks.h"
 
 namespace rz {
 namespace {
@@ -39,23 +38,19 @@ class ShardSumsTest : public testing::Test {
         return sums.known();
     }
     std::vector<ShardSum> all_sums() { return sums_of(files()); }
-    void change(const std::string& file, int64_t at) {
-        std::fstream f(path(file), std::ios::in | std::ios::out | std::ios::binary);
-        f.seekg(at);
-        const char byte = char(f.get() ^ 1);
-        f.seekp(at);
-        f.put(byte);
-    }
-    std::string compare(const std::vector<ShardSum>& recorded) {
-        Process process;
+    void change(const std::string& file, int64_t at) { flip_bit(path(file), at); }
+    static std::string difference(const std::vector<std::string>& files, const std::vector<ShardSum>& recorded) {
         std::string text;
-        EXPECT_EQ(process.run([&] {
-            text = ShardSums(files()).compare(recorded, {}, process);
-            return 0;
-        }),
-                  0);
+        run_processes(1, [&](Process& process) {
+            ShardSums sums(files);
+            text = sums.compare(recorded, {}, process);
+            if (text.empty()) {
+                EXPECT_EQ(sums.known().size(), files.size());
+            }
+        });
         return text;
     }
+    std::string compare(const std::vector<ShardSum>& recorded) { return difference(files(), recorded); }
 
     const TempFolder folder_;
 };
@@ -100,19 +95,6 @@ TEST_F(ShardSumsTest, SetsWithShardsOfOneName) {
         fs::copy_file(path(set[0] == 'o' ? "a.bin" : "b.bin"), path(set) + "/s.bin");
         paths.push_back(path(set) + "/s.bin");
     }
-    const auto difference = [](const std::vector<std::string>& files, const std::vector<ShardSum>& recorded) {
-        Process process;
-        std::string text;
-        process.run([&] {
-            ShardSums sums(files);
-            text = sums.compare(recorded, {}, process);
-            if (text.empty()) {
-                EXPECT_EQ(sums.known().size(), files.size());
-            }
-            return 0;
-        });
-        return text;
-    };
     std::vector<ShardSum> sums = sums_of(paths);
     ASSERT_EQ(sums.size(), 2u);
     EXPECT_NE(sums[0].sum, sums[1].sum);
@@ -156,14 +138,9 @@ TEST_F(ShardSumsTest, FilesThatComeLaterAreSummedToo) {
 TEST_F(ShardSumsTest, RanksShareTheFilesAndAgree) {
     const std::vector<ShardSum> sums = all_sums();
     change("c.bin", 150000);  // the third rank's
-    LoopbackHub hub(3, 20);
     std::vector<std::string> texts(3);
-    hub.run([&](int rank) {
-        Process process(hub, rank);
-        process.run([&] {
-            texts[size_t(rank)] = ShardSums(files()).compare(sums, {rank, 3}, process);
-            return 0;
-        });
+    run_processes(3, [&](Process& process) {
+        texts[size_t(process.rank())] = ShardSums(files()).compare(sums, {process.rank(), 3}, process);
     });
     for (const std::string& text : texts) EXPECT_TRUE(says(text, "c.bin has the same size"));
 }

@@ -1,11 +1,8 @@
 // Texts of another host about snapshots, changed: refused, or of the snapshot's folder and of lengths that can be.
 
 #include <gtest/gtest.h>
-#include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
-#include <fstream>
 #include <functional>
 #include <string>
 #include <vector>
@@ -14,6 +11,7 @@
 #include "comm/process.h"
 #include "llama/train/courier.h"
 #include "llama/train/snapshot_words.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -97,7 +95,8 @@ TEST(SnapshotWords, AListIsRefusedOrNamesRanksAndAnAttempt) {
 }
 
 TEST(SnapshotWords, ASkeletonIsRefusedOrStaysInItsFolder) {
-    const fs::path work = fs::temp_directory_path() / format("rz_skeleton_%d", int(getpid()));
+    const TempFolder temporary;
+    const fs::path work = temporary / "work";
     const std::string folder = work / "within/step";
     const auto make = [&](const std::string& text) {
         fs::remove_all(work);
@@ -118,9 +117,7 @@ TEST(SnapshotWords, ASkeletonIsRefusedOrStaysInItsFolder) {
                              "\nHEADabc";
     make(good);
     EXPECT_EQ(fs::file_size(folder + "/optimizer/m.safetensors"), 100u);
-    std::string manifest;
-    std::ifstream(folder + "/manifest.json") >> manifest;
-    EXPECT_EQ(manifest, "abc");
+    EXPECT_EQ(text_in(folder + "/manifest.json"), "abc");
     for (const char* text : {"",
                              "\n",
                              "[]",
@@ -150,7 +147,6 @@ TEST(SnapshotWords, ASkeletonIsRefusedOrStaysInItsFolder) {
         } catch (const Error&) {
         }
     });
-    fs::remove_all(work);
 }
 
 // Rank 1 says what it wants, in place of a courier.

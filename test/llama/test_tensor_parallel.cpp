@@ -6,8 +6,6 @@
 #include <chrono>
 #include <cmath>
 #include <cstring>
-#include <mutex>
-#include <random>
 #include <thread>
 
 #include "comm/loopback.h"
@@ -30,20 +28,28 @@ using namespace layout_runs;
 
 // ---- the axis' own operations ---------------------------------------------------------------------------------------
 
+// The ranks of a tp axis alone. Calls body(rank, mesh, compute stream, tp).
+template <class Body>
+void on_tp_ranks(int ranks, DType wire, const Body& body) {
+    LoopbackHub hub(ranks);
+    hub.run([&](int rank) {
+        Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
+        Stream compute(kCpu, "compute");
+        TensorParallel tp(mesh, wire);
+        body(rank, mesh, compute, tp);
+    });
+}
+
+int64_t first_row(int64_t rows, int rank, int ranks) { return even_offsets(rows, ranks)[size_t(rank)]; }
+
 float small_integer(int64_t i) { return float(i * 7 % 17 - 8); }
 
 TEST(TensorParallel, RowsAreGatheredAndPartialSumsScatteredExactly) {
     constexpr int64_t C = 8;
     for (const int ranks : {2, 3, 4})
         for (const int64_t N : {12, 13, 7}) {
-            LoopbackHub hub(ranks);
-            hub.run([&](int rank) {
-                Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
-                Stream compute(kCpu, "compute");
-                TensorParallel tp(mesh, DType::f32);
-                int64_t first = 0;
-                for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
-                const int64_t R = tp.rows(N);
+            on_tp_ranks(ranks, DType::f32, [&](int rank, Mesh& mesh, Stream& compute, TensorParallel& tp) {
+                const int64_t R = tp.rows(N), first = first_row(N, rank, ranks);
                 std::vector<float> own(size_t(R * C)), all(size_t(N * C)), partial(all), sum(own);
                 for (int64_t i = 0; i < R * C; ++i) own[size_t(i)] = small_integer(first * C + i);
                 tp.gather(compute, all.data(), own.data(), N, C, DType::f32);
@@ -63,16 +69,12 @@ TEST(TensorParallel, RowsAreGatheredAndPartialSumsScatteredExactly) {
 TEST(TensorParallel, WhatSeveralHoldIsSummedOverThem) {
     constexpr int64_t n = 1001;
     for (const int holders : {2, 4}) {
-        LoopbackHub hub(4);
         std::vector<std::vector<float>> values(4, std::vector<float>(size_t(n)));
         for (int r = 0; r < 4; ++r)
             for (int64_t i = 0; i < n; ++i)
                 values[size_t(r)][size_t(i)] = small_integer(i * 3 + r) * std::ldexp(1.0f, int((i + 5 * r) % 23));
         std::vector<std::vector<float>> sums = values;
-        hub.run([&](int rank) {
-            Mesh mesh(hub, rank, {.grid = {.tp = 4}});
-            Stream compute(kCpu, "compute");
-            TensorParallel tp(mesh, DType::f32);
+        on_tp_ranks(4, DType::f32, [&](int rank, Mesh& mesh, Stream& compute, TensorParallel& tp) {
             const Replicated r{1, n - 1, rank / holders * holders, holders};
             tp.sum(compute, sums[size_t(rank)].data(), r, DType::f32);
             compute.wait(mesh.stream().record());
@@ -103,14 +105,8 @@ TEST(TensorParallel, RowsHaveTheCodesOfAllRows) {
             Fp8Scale scale{};
             abs_max_cpu({&scale, x.data(), N * C, DType::f32});
             quantise_cpu({want.data(), nullptr, &scale, x.data(), N, C, Fp8::e4m3, DType::f32});
-            LoopbackHub hub(ranks);
-            hub.run([&](int rank) {
-                Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
-                Stream s(kCpu, "compute");
-                const TensorParallel tp(mesh, DType::f32);
-                int64_t first = 0;
-                for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
-                const int64_t R = tp.rows(N);
+            on_tp_ranks(ranks, DType::f32, [&](int rank, Mesh& mesh, Stream& s, const TensorParallel& tp) {
+                const int64_t R = tp.rows(N), first = first_row(N, rank, ranks);
                 Buffer own(kCpu, R * C, MemKind::workspace, "codes"), all(kCpu, N * C, MemKind::workspace, "all codes");
                 Fp8Scale mine{};
                 std::vector<Fp8Scale> parts(static_cast<size_t>(ranks));
@@ -165,16 +161,10 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
     constexpr int64_t N = 13;
     const ModelConfig config = toy(3);
     for (const int ranks : {2, 3, 4}) {
-        LoopbackHub hub(ranks);
-        hub.run([&](int rank) {
-            Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
-            Stream s(kCpu, "compute");
-            TensorParallel tp(mesh, DType::f32);
+        on_tp_ranks(ranks, DType::f32, [&](int rank, Mesh&, Stream& s, TensorParallel& tp) {
             const ParamTable table(config, {.part = rank, .parts = ranks});
             const std::vector<float> w = integer_weights(table);
-            const int64_t R = tp.rows(N);
-            int64_t first = 0;
-            for (int r = 0; r < rank; ++r) first += N / ranks + (r < N % ranks);
+            const int64_t R = tp.rows(N), first = first_row(N, rank, ranks);
 
             const Tensor& up = table.block(1, kUp);
             const TensorShard rows = table.held()[size_t(&up - table.tensors().data())];
@@ -214,11 +204,7 @@ TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
     for (const DType dtype : {DType::f32, DType::bf16})
         for (const DType wire : {dtype, DType::f32})
             for (const int ranks : {2, 3, 4}) {
-                LoopbackHub hub(ranks);
-                hub.run([&](int rank) {
-                    Mesh mesh(hub, rank, {.grid = {.tp = ranks}});
-                    Stream s(kCpu, "compute");
-                    TensorParallel tp(mesh, wire);
+                on_tp_ranks(ranks, wire, [&](int rank, Mesh&, Stream& s, TensorParallel& tp) {
                     const ParamTable table(config, {.part = rank, .parts = ranks});
                     ResidentParameters parameters(kCpu, s, unit_layouts(table), dtype);
                     s.synchronize();
@@ -233,8 +219,7 @@ TEST(TensorParallel, TheEmbeddingOfAnyVocabularyIsExact) {
                     Stage stage(config, table, options, 0, 1, 1, 0, kCpu, s, work, parameters, nullptr);
                     stage.forward(0, 0, {B, T, tokens.data(), tokens.data()}, {.pass = Pass::loss});
                     s.synchronize();
-                    int64_t first = 0;
-                    for (int r = 0; r < rank; ++r) first += T / ranks + (r < T % ranks);
+                    const int64_t first = first_row(T, rank, ranks);
                     with_dtype(dtype, [&]<class E>() {
                         const E* x = static_cast<const E*>(stage.input(0));
                         for (int64_t i = 0; i < tp.rows(T) * config.dim; ++i)
@@ -331,13 +316,7 @@ TEST_P(TensorParallelGolden, LossAndGradientsMatchHuggingFace) {
     for (size_t t = 0; t < table.tensors().size(); ++t) {
         const std::string name = "grad." + table.tensors()[t].name;
         if (!expected.find(name)) continue;
-        const std::vector<float> want = stored(expected, name);
-        double worst = 0, scale = 0;
-        for (size_t i = 0; i < want.size(); ++i) {
-            worst = std::max(worst, std::abs(double(want[i]) - double(got.gradients[t][i])));
-            scale = std::max(scale, std::abs(double(want[i])));
-        }
-        EXPECT_LT(worst, 1e-4 * scale) << name;
+        EXPECT_LT(distance(stored(expected, name), got.gradients[t]), 1e-4) << name;
     }
     EXPECT_EQ(got.unequal, 0);
 }
@@ -352,12 +331,7 @@ std::string refusal_of_cut(int64_t heads, int64_t kv_heads, int64_t tp) {
     ModelConfig c;
     c.dim = heads * 8, c.layers = 1, c.heads = heads, c.kv_heads = kv_heads, c.ffn = 100, c.vocab = 100;
     c.resolve();
-    try {
-        check_tensor_parallel(c, tp);
-        return "";
-    } catch (const Error& error) {
-        return error.what();
-    }
+    return error_of([&] { check_tensor_parallel(c, tp); });
 }
 
 TEST(TensorParallelRefusal, NamesTheNearestCut) {

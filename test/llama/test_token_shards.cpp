@@ -5,10 +5,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <numeric>
 
-#include "kernels/runtime/check.h"
 #include "llama/data/token_shards.h"
 #include "test/llama/helpers.h"
 

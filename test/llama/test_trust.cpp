@@ -5,9 +5,7 @@
 #include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 
-#include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/folder_file.h"
 #include "llama/base/json.h"
@@ -15,6 +13,7 @@
 #include "llama/model/hf.h"
 #include "llama/report/html.h"
 #include "llama/tokenizer/tokenizer.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -24,28 +23,15 @@ namespace fs = std::filesystem;
 class Trust : public testing::Test {
    protected:
     void SetUp() override {
-        root_ = testing::TempDir() + "/trust-" + testing::UnitTest::GetInstance()->current_test_info()->name();
-        fs::remove_all(root_);
         make_folder(path("model"));
         write_file_atomically(path("secret"), "SECRET");
     }
-    void TearDown() override { fs::remove_all(root_); }
-    std::string path(const std::string& name) const { return root_ + "/" + name; }
+    std::string path(const std::string& name) const { return root_ / name; }
     void write(const std::string& name, const std::string& text) { write_file_atomically(path(name), text); }
-    template <class F>
-    static std::string error_of(F f) {
-        try {
-            f();
-        } catch (const Error& error) {
-            return error.what();
-        }
-        return "";
-    }
     std::string refusal(const std::string& name) const {
         return error_of([&] { has_file(path("model"), name); });
     }
-    static bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-    std::string root_;
+    const TempFolder root_;
 };
 
 TEST_F(Trust, ControlCharactersOfOthersAreShownAndNotObeyed) {
@@ -86,7 +72,7 @@ TEST_F(Trust, AFileIsAFileOfItsFolder) {
     EXPECT_TRUE(says(refusal("out"), "is a link out of its folder, to " + fs::canonical(path("secret")).string()));
     fs::create_symlink("../secret", path("model/up"));
     EXPECT_TRUE(says(refusal("up"), "is a link out of its folder"));
-    fs::create_directory_symlink(root_, path("model/inner"));
+    fs::create_directory_symlink(root_.path, path("model/inner"));
     EXPECT_TRUE(says(refusal("inner/secret"), "is a link out of its folder"));
     make_folder(path("model-2"));  // its name begins as the folder's does
     write("model-2/x", "");
