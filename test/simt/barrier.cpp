@@ -11,17 +11,17 @@ bool same_place(Site a, Site b) { return a.line() == b.line() && !strcmp(a.file_
 void release(Barrier& z) {
     stats().barriers++;
     progress();
-    int votes = 0;
-    for (const Fiber* f : z.waiters) votes += f->vote;
     if (race) race->barrier(&z, z.waiters.data(), z.waiters.size());
-    for (Fiber* f : z.waiters) f->vote = votes, make_ready(f);
+    for (Fiber* f : z.waiters) make_ready(f);
     z.waiters.clear();
     z.arrived = z.expected = 0;
 }
 
+}  // namespace
+
 // Strict where CUDA promises nothing, even where hardware goes ahead: a barrier that some threads left for good,
 // or that they meet in two places.
-void wait_for_block(const char* op, Site at) {
+void block_barrier(const char* op, Site at) {
     Fiber* f = current;
     Block* b = f->block;
     Barrier& z = b->barriers[0];
@@ -38,19 +38,6 @@ void wait_for_block(const char* op, Site at) {
     reschedule();
 }
 
-}  // namespace
-
-void block_barrier(const char* op, Site at) {
-    current->vote = 0;
-    wait_for_block(op, at);
-}
-
-int block_vote(bool predicate, const char* op, Site at) {
-    current->vote = predicate;
-    wait_for_block(op, at);
-    return current->vote;
-}
-
 void named_barrier(int id, int threads, bool wait, Site at) {
     Fiber* f = current;
     f->op = wait ? "bar.sync" : "bar.arrive", f->at = at;
@@ -64,7 +51,6 @@ void named_barrier(int id, int threads, bool wait, Site at) {
     z.expected = uint32_t(threads);
     if (race && !wait) race->release(&z);
     if (wait) {
-        f->vote = 0;
         f->state = State::barrier;
         z.waiters.push_back(f);
     }

@@ -44,7 +44,6 @@ struct Fiber {
     void* payload;  // its part of a warp collective
     Complete complete;
     uint32_t mask;
-    int vote;
     const void* wait_object;  // mbarrier
     uint32_t wait_parity;
     CopyQueue* copies = nullptr;  // cp.async in flight

@@ -7,7 +7,7 @@
 
 namespace rz::selftest {
 
-constexpr int kWarpOps = 12;
+constexpr int kWarpOps = 8;
 void warp_ops(int* out, const int* in, cudaStream_t s);        // 128 threads, kWarpOps results each
 void named_barriers(int* out, const int* in, cudaStream_t s);  // 128 threads; out 4 x 64
 void deep_stack(int* out, const int* in, cudaStream_t s);      // 128 threads

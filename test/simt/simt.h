@@ -1,6 +1,7 @@
 // The emulator in place of CUDA's device headers, for kernel sources (kernels/cuda/gpu.cuh includes this under
 // -DSIMT_EMU): qualifiers, builtin variables, barriers, warp collectives, atomics, intrinsics, and the models behind
-// kernels/cuda/ptx.cuh. Types and conversions (float4, bf16, fp16, fp8) are those of CUDA's own headers.
+// kernels/cuda/ptx.cuh: what kernels use, no more. Types and conversions (float4, bf16, fp16, fp8) are those of CUDA's
+// own headers.
 #pragma once
 #if defined(__CUDACC__)
 #error "test/simt/simt.h is for the host compiler"
@@ -72,16 +73,12 @@ uint3 block_idx();
 unsigned char* dyn_smem();
 
 void block_barrier(const char* op, Site at);
-int block_vote(bool predicate, const char* op, Site at);  // how many threads said true
 void named_barrier(int id, int threads, bool wait, Site at);
 void warp_barrier(uint32_t mask, Site at);
 void spin(Site at);
 uint32_t lane_id();
 uint64_t shuffle(uint32_t mask, uint64_t value, uint32_t source, const char* op, Site at);
 uint32_t ballot(uint32_t mask, bool predicate, const char* op, Site at);
-uint32_t match_any(uint32_t mask, uint64_t value, Site at);
-enum class Reduce { add, min, max, band, bor, bxor };
-uint64_t reduce(uint32_t mask, int64_t value, Reduce kind, Site at);
 void atomic_access(const void* p, size_t bytes);
 void thread_fence();
 
@@ -133,19 +130,8 @@ static constexpr int warpSize = 32;
 // ---- barriers and warp collectives
 
 inline void __syncthreads(simt::Site at = simt::Site::current()) { simt::block_barrier("__syncthreads", at); }
-inline int __syncthreads_count(int p, simt::Site at = simt::Site::current()) {
-    return simt::block_vote(p, "__syncthreads_count", at);
-}
-inline int __syncthreads_or(int p, simt::Site at = simt::Site::current()) {
-    return simt::block_vote(p, "__syncthreads_or", at) != 0;
-}
-inline int __syncthreads_and(int p, simt::Site at = simt::Site::current()) {
-    return simt::block_vote(!p, "__syncthreads_and", at) == 0;
-}
 inline void __syncwarp(unsigned mask = ~0u, simt::Site at = simt::Site::current()) { simt::warp_barrier(mask, at); }
 inline void __threadfence() { simt::thread_fence(); }
-inline void __threadfence_block() {}
-inline void __threadfence_system() { simt::thread_fence(); }
 inline void __nanosleep(unsigned, simt::Site at = simt::Site::current()) { simt::spin(at); }
 [[noreturn]] inline void __trap() { simt::fail("__trap()"); }
 
@@ -184,28 +170,6 @@ inline int __any_sync(unsigned mask, int p, simt::Site at = simt::Site::current(
 inline int __all_sync(unsigned mask, int p, simt::Site at = simt::Site::current()) {
     return simt::ballot(mask, p, "__all_sync", at) == mask;
 }
-template <class T>
-unsigned __match_any_sync(unsigned mask, T v, simt::Site at = simt::Site::current()) {
-    return simt::match_any(mask, simt::to_bits(v), at);
-}
-template <class T>
-T __reduce_add_sync(unsigned mask, T v, simt::Site at = simt::Site::current()) {
-    return T(simt::reduce(mask, v, simt::Reduce::add, at));
-}
-template <class T>
-T __reduce_min_sync(unsigned mask, T v, simt::Site at = simt::Site::current()) {
-    return T(simt::reduce(mask, v, simt::Reduce::min, at));
-}
-template <class T>
-T __reduce_max_sync(unsigned mask, T v, simt::Site at = simt::Site::current()) {
-    return T(simt::reduce(mask, v, simt::Reduce::max, at));
-}
-inline unsigned __reduce_and_sync(unsigned mask, unsigned v, simt::Site at = simt::Site::current()) {
-    return unsigned(simt::reduce(mask, v, simt::Reduce::band, at));
-}
-inline unsigned __reduce_or_sync(unsigned mask, unsigned v, simt::Site at = simt::Site::current()) {
-    return unsigned(simt::reduce(mask, v, simt::Reduce::bor, at));
-}
 
 // ---- atomics: one OS thread runs everything, so a plain read-modify-write is atomic. Not instrumented, or the race
 // check would see a plain read and a plain write.
@@ -233,18 +197,33 @@ __attribute__((no_sanitize("thread"), noinline)) T read_modify_write(T* p, F f) 
         return simt::read_modify_write(p, [=](T old) { return T(expr); });                     \
     }
 SIMT_ATOMIC(atomicAdd, old + v)
-SIMT_ATOMIC(atomicSub, old - v)
 SIMT_ATOMIC(atomicExch, ((void)old, v))
 SIMT_ATOMIC(atomicMax, old < v ? v : old)
-SIMT_ATOMIC(atomicMin, v < old ? v : old)
-SIMT_ATOMIC(atomicAnd, old& v)
-SIMT_ATOMIC(atomicOr, old | v)
-SIMT_ATOMIC(atomicXor, old ^ v)
 SIMT_ATOMIC(atomicInc, old >= v ? T(0) : old + 1)
 #undef SIMT_ATOMIC
-template <class T>
-T atomicCAS(T* p, std::type_identity_t<T> expected, std::type_identity_t<T> v) {
-    return simt::read_modify_write(p, [=](T old) { return old == expected ? v : old; });
-}
 
-#include "test/simt/intrinsics.h"
+// ---- arithmetic that the host lacks
+
+// glibc declares __expf itself, so only a macro can replace it. It is exact here, where the device errs by a few ulp.
+namespace simt {
+inline float host_exp(float x) { return std::exp(x); }
+}  // namespace simt
+#define __expf(x) ::simt::host_exp(x)
+
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fsqrt_rn(float a) { return std::sqrt(a); }
+inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline unsigned __float_as_uint(float x) { return simt::from_bits<unsigned>(simt::to_bits(x)); }
+inline float __uint_as_float(unsigned x) { return simt::from_bits<float>(x); }
+
+template <class A, class B>
+constexpr std::common_type_t<A, B> min(A a, B b) {
+    using C = std::common_type_t<A, B>;
+    return C(b) < C(a) ? C(b) : C(a);
+}
+template <class A, class B>
+constexpr std::common_type_t<A, B> max(A a, B b) {
+    using C = std::common_type_t<A, B>;
+    return C(a) < C(b) ? C(b) : C(a);
+}

@@ -58,26 +58,17 @@ TEST(Simt, WarpCollectivesGiveTheDefinedValues) {
         DeviceArray<int> din(in), dout(128 * kWarpOps);
         warp_ops(dout.data(), din.data(), nullptr);
         const std::vector<int> out = dout.get();
-        const int odd = int(std::count_if(in.begin(), in.end(), [](int v) { return v & 1; }));
         for (int i = 0; i < 128; i++) {
             const int l = i & 31, *v = &in[size_t(i & ~31)];
-            unsigned ballot = 0, match = 0;
-            int sum = 0, top = 0;
-            for (int k = 0; k < 32; k++) {
-                ballot |= unsigned(v[k] & 1) << k, match |= unsigned(v[k] % 3 == v[l] % 3) << k;
-                sum += v[k], top = std::max(top, v[k]);
-            }
+            unsigned ballot = 0;
+            for (int k = 0; k < 32; k++) ballot |= unsigned(v[k] & 1) << k;
             const int want[kWarpOps] = {v[(l & 24) + 5],
                                         v[(l & 15) < 3 ? l : l - 3],
                                         v[l + 3 > 31 ? l : l + 3],
                                         v[l ^ 17],
                                         int(ballot),
-                                        int(match),
-                                        sum,
-                                        odd,
                                         0,
                                         v[l < 16 ? l ^ 1 : l ^ 2],
-                                        top,
                                         1};
             for (int k = 0; k < kWarpOps; k++)
                 ASSERT_EQ(out[size_t(i * kWarpOps + k)], want[k]) << "thread " << i << ", op " << k;

@@ -1,6 +1,5 @@
 // Warp collectives: each lane leaves its part and waits; the last to arrive checks that all lanes of the mask mean the
 // same operation and completes it for the whole warp. Disjoint masks may be open at once.
-#include <algorithm>
 #include <cstring>
 
 #include "test/simt/runtime.h"
@@ -45,12 +44,8 @@ struct ShufflePart {
     uint32_t source;
 };
 struct VotePart {
-    uint64_t in;
+    bool in;
     uint32_t out;
-};
-struct ReducePart {
-    int64_t in, out;
-    Reduce kind;
 };
 template <class Part>
 Part& part(Fiber* const* lanes, uint32_t i) {
@@ -71,46 +66,6 @@ void complete_ballot(Fiber* const* lanes, uint32_t mask) {
     uint32_t votes = 0;
     each_lane(mask, [&](uint32_t i) { votes |= uint32_t(part<VotePart>(lanes, i).in) << i; });
     each_lane(mask, [&](uint32_t i) { part<VotePart>(lanes, i).out = votes; });
-}
-
-void complete_match(Fiber* const* lanes, uint32_t mask) {
-    each_lane(mask, [&](uint32_t i) {
-        auto& p = part<VotePart>(lanes, i);
-        each_lane(mask, [&](uint32_t j) { p.out |= uint32_t(part<VotePart>(lanes, j).in == p.in) << j; });
-    });
-}
-
-void complete_reduce(Fiber* const* lanes, uint32_t mask) {
-    int64_t r = 0;
-    bool first = true;
-    each_lane(mask, [&](uint32_t i) {
-        const auto& p = part<ReducePart>(lanes, i);
-        if (first) {
-            r = p.in, first = false;
-            return;
-        }
-        switch (p.kind) {
-            case Reduce::add:
-                r += p.in;
-                break;
-            case Reduce::min:
-                r = std::min(r, p.in);
-                break;
-            case Reduce::max:
-                r = std::max(r, p.in);
-                break;
-            case Reduce::band:
-                r &= p.in;
-                break;
-            case Reduce::bor:
-                r |= p.in;
-                break;
-            case Reduce::bxor:
-                r ^= p.in;
-                break;
-        }
-    });
-    each_lane(mask, [&](uint32_t i) { part<ReducePart>(lanes, i).out = r; });
 }
 
 // Orders the warp's memory accesses; shuffles and votes do not.
@@ -135,16 +90,6 @@ uint32_t ballot(uint32_t mask, bool predicate, const char* op, Site at) {
     VotePart p{predicate, 0};
     warp_collective(mask, &p, complete_ballot, op, at);
     return p.out;
-}
-uint32_t match_any(uint32_t mask, uint64_t value, Site at) {
-    VotePart p{value, 0};
-    warp_collective(mask, &p, complete_match, "__match_any_sync", at);
-    return p.out;
-}
-uint64_t reduce(uint32_t mask, int64_t value, Reduce kind, Site at) {
-    ReducePart p{value, 0, kind};
-    warp_collective(mask, &p, complete_reduce, "__reduce_sync", at);
-    return uint64_t(p.out);
 }
 void atomic_access(const void* p, size_t bytes) {
     if (race) race->atomic(p, bytes, __builtin_return_address(0));
