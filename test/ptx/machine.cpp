@@ -31,15 +31,6 @@ void fail(const char* format, ...) {
     throw std::runtime_error(text + where);
 }
 
-void Groups::wait(size_t keep) {
-    if (ends.size() <= keep) return;
-    const size_t groups = ends.size() - keep, n = ends[groups - 1];
-    for (size_t i = 0; i < n; i++) ops[i]();
-    ops.erase(ops.begin(), ops.begin() + long(n));
-    ends.erase(ends.begin(), ends.begin() + long(groups));
-    for (size_t& e : ends) e -= n;
-}
-
 // ---- memory
 
 unsigned char* Machine::shared_at(const Block& b, uint32_t address, uint64_t bytes, const char* what) {
@@ -318,7 +309,7 @@ void Machine::run_group(uint64_t first, uint32_t n) {
     while (!in_flight.empty()) land_some(true);
     for (uint32_t b = 0; b < n; b++)
         for (Warp& w : blocks[b].warps)
-            for (Groups& stores : w.stores)
+            for (models::Groups& stores : w.stores)
                 stores.wait_all();  // nobody waits for a block's last bulk stores: they arrive
     for (uint32_t b = 0; b < n; b++)
         for (const models::WarpgroupOrder& g : blocks[b].warpgroups)

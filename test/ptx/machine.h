@@ -27,16 +27,6 @@ struct Launch {
     bool check_order = false;
 };
 
-// Operations of one thread or warp that are complete when it has waited for their group
-struct Groups {
-    std::vector<std::function<void()>> ops;
-    std::vector<size_t> ends;
-    uint64_t committed = 0;  // groups
-    void commit() { ends.push_back(ops.size()), committed++; }
-    void wait(size_t keep);
-    void wait_all() { commit(), wait(0); }
-};
-
 // Lanes of a warp that a branch has parted meet again at `pc`.
 struct Join {
     uint32_t pc, members, waiting;
@@ -62,7 +52,7 @@ struct Warp {
     std::vector<uint64_t> rows;
     uint64_t* base[2] = {};  // of rows, and of the kernel's constants
     std::vector<unsigned char> local[32];
-    Groups copies[32], stores[32], wgmma;  // cp.async, bulk stores; wgmma: what ends when this warp has waited
+    models::Groups copies[32], stores[32], wgmma;  // cp.async, bulk stores; wgmma: what ends when this warp has waited
     std::vector<std::pair<uint64_t, std::function<void()>>> products;  // of wgmma, to be computed: group, and how
     uint64_t cluster_phase[32] = {};                                   // that a lane has arrived for
 

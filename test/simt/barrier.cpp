@@ -67,7 +67,7 @@ void check_exit(Fiber* f) {
         note_failure("block (" + std::to_string(b->index.x) + "," + std::to_string(b->index.y) + "," +
                      std::to_string(b->index.z) + ") thread " + std::to_string(f->linear) + " returned " + how);
     };
-    if (const char* what = copies_in_flight(f)) return left(std::string("with ") + what + " in flight");
+    if (!f->copies.ops.empty()) return left("with cp.async copies in flight");
     if (!w->live && b->wgmma.size() > w->id && !b->wgmma[w->id].ops.empty())
         return left("with wgmma operations in flight");
     for (uint32_t m = w->waiting; m; m &= m - 1) {

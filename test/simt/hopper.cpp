@@ -229,7 +229,7 @@ void compute(const WgmmaOp& op) {
     mark_operands(op, true);
 }
 
-WgmmaQueue& queue_of(const Fiber* f) {
+models::Groups& queue_of(const Fiber* f) {
     auto& queues = f->block->wgmma;
     if (queues.empty()) queues.resize(f->block->warps.size());
     return queues[f->warp->id];
@@ -268,15 +268,6 @@ void complete_wgmma(Fiber* const* lanes, uint32_t) {
     });
 }
 
-void retire(WgmmaQueue& q, size_t groups) {
-    if (!groups) return;
-    const size_t n = q.groups[groups - 1];
-    for (size_t i = 0; i < n; i++) q.ops[i]();
-    q.ops.erase(q.ops.begin(), q.ops.begin() + long(n));
-    q.groups.erase(q.groups.begin(), q.groups.begin() + long(groups));
-    for (size_t& end : q.groups) end -= n;
-}
-
 }  // namespace
 
 void wgmma(float* d, int n, const uint32_t* a_regs, uint64_t desc_a, uint64_t desc_b, bool accumulate, bool trans_a,
@@ -294,11 +285,8 @@ void wgmma_commit(Site at) {
         ~0u, &at,
         [](Fiber* const* lanes, uint32_t) {
             in_order(lanes[0], {}, *static_cast<Site*>(lanes[0]->payload));
-            WgmmaQueue& q = queue_of(lanes[0]);
-            q.groups.push_back(q.ops.size());
-            if (!land_late() && !race) {
-                retire(q, q.groups.size());
-            }
+            queue_of(lanes[0]).commit();
+            if (!land_late() && !race) queue_of(lanes[0]).wait(0);
         },
         "wgmma.commit_group", at);
 }
@@ -306,11 +294,7 @@ void wgmma_commit(Site at) {
 void wgmma_wait(int groups, Site at) {
     warp_collective(
         ~0u, &groups,
-        [](Fiber* const* lanes, uint32_t) {
-            WgmmaQueue& q = queue_of(lanes[0]);
-            const auto keep = size_t(*static_cast<int*>(lanes[0]->payload));
-            if (q.groups.size() > keep) retire(q, q.groups.size() - keep);
-        },
+        [](Fiber* const* lanes, uint32_t) { queue_of(lanes[0]).wait(size_t(*static_cast<int*>(lanes[0]->payload))); },
         "wgmma.wait_group", at);
 }
 

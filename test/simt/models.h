@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <vector>
 
 #include "test/simt/tensor_map.h"
@@ -207,6 +208,24 @@ class WarpgroupOrder {
    private:
     std::vector<Step> steps_;
     size_t done_[4] = {};
+};
+
+// ---- asynchronous operations of one thread or warp, complete when it has waited for their group
+
+struct Groups {
+    std::vector<std::function<void()>> ops;
+    std::vector<size_t> ends;
+    uint64_t committed = 0;  // groups
+    void commit() { ends.push_back(ops.size()), committed++; }
+    void wait(size_t keep) {
+        if (ends.size() <= keep) return;
+        const size_t groups = ends.size() - keep, n = ends[groups - 1];
+        for (size_t i = 0; i < n; i++) ops[i]();
+        ops.erase(ops.begin(), ops.begin() + long(n));
+        ends.erase(ends.begin(), ends.begin() + long(groups));
+        for (size_t& end : ends) end -= n;
+    }
+    void wait_all() { commit(), wait(0); }
 };
 
 // ---- TMA tiles

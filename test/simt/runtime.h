@@ -29,7 +29,6 @@ enum class State : uint8_t { ready, running, warp, barrier, mbarrier, done };
 struct Warp;
 struct Block;
 using Complete = void (*)(Fiber* const* lanes, uint32_t mask);
-struct CopyQueue;
 
 struct Fiber {
     uint3 tid;
@@ -46,7 +45,7 @@ struct Fiber {
     uint32_t mask;
     const void* wait_object;  // mbarrier
     uint32_t wait_parity;
-    CopyQueue* copies = nullptr;  // cp.async in flight
+    models::Groups copies;  // of cp.async, in flight
 };
 
 struct Warp {
@@ -60,11 +59,6 @@ struct Barrier {
     uint32_t arrived = 0, expected = 0;
 };
 
-struct WgmmaQueue {
-    std::vector<std::function<void()>> ops;
-    std::vector<size_t> groups;
-};
-
 struct Block {
     uint3 index;
     uint32_t slot, threads, live;  // place in the group of resident blocks
@@ -73,7 +67,7 @@ struct Block {
     size_t smem_bytes = 0;
     Barrier barriers[16];
     std::vector<Fiber*> mbar_waiters;
-    std::vector<WgmmaQueue> wgmma;  // per warp
+    std::vector<models::Groups> wgmma;  // per warp
     std::vector<models::WarpgroupOrder> warpgroups;
     std::vector<char> static_shared;  // while another block is running
 };
@@ -93,10 +87,8 @@ void add_async(std::function<void()> operation);  // runs when drawn, or when no
 void note_failure(const std::string& text);       // fails the launch without leaving the caller
 std::string where(Site at);                       // "file.cu:12"
 
-void check_warpgroups(const Block& b);         // hopper.cpp; all of b's threads have returned
-void check_exit(Fiber* f);                     // barrier.cpp; f has just returned
-const char* copies_in_flight(const Fiber* f);  // copy.cpp; what f has not waited for, or null
-void clear_copies(Fiber* f);
+void check_warpgroups(const Block& b);  // hopper.cpp; all of b's threads have returned
+void check_exit(Fiber* f);              // barrier.cpp; f has just returned
 void warp_collective(uint32_t mask, void* payload, Complete complete, const char* op, Site at);
 
 // ---- shared memory (shared.cpp)

@@ -268,7 +268,7 @@ void init_fiber(Fiber& f, Block& b, uint32_t t, uint32_t warp_priority) {
     f.priority =
         policy == Policy::warp_priority ? warp_priority | uint32_t(rng.next() & 1023) : uint32_t(rng.next()) >> 1 | 1;
     f.op = "a thread that has not started", f.at = current_launch.at;
-    if (f.copies) clear_copies(&f);
+    f.copies = {};
 }
 
 void init_block(Block& b, uint3 index, uint32_t slot, uint32_t n_threads, int poison_kind) {
