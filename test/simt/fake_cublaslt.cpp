@@ -13,6 +13,7 @@
 
 #include "kernels/runtime/check.h"
 #include "test/simt/fake_device.h"
+#include "test/simt/models.h"
 #include "test/simt/runtime.h"
 #include "test/simt/streams.h"
 
@@ -123,28 +124,6 @@ int64_t at(const Layout& l, int64_t r, int64_t c) {
     return l.order == CUBLASLT_ORDER_ROW ? r * l.ld + c : c * l.ld + r;
 }
 
-#define UNCHECKED __attribute__((no_sanitize("address", "undefined")))
-__attribute__((always_inline)) UNCHECKED inline void add_scaled_loop(float* __restrict__ y, const float* __restrict__ x,
-                                                                     float a, int64_t n) {
-    for (int64_t i = 0; i < n; i++) y[i] += a * x[i];
-}
-UNCHECKED __attribute__((optimize("O3"))) void add_scaled_baseline(float* y, const float* x, float a, int64_t n) {
-    add_scaled_loop(y, x, a, n);
-}
-#if defined(__x86_64__)
-UNCHECKED __attribute__((optimize("O3"), target("avx2,fma"))) void add_scaled_avx2(float* y, const float* x, float a,
-                                                                                   int64_t n) {
-    add_scaled_loop(y, x, a, n);
-}
-const bool have_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-#endif
-void add_scaled(float* y, const float* x, float a, int64_t n) {
-#if defined(__x86_64__)
-    if (have_avx2) return add_scaled_avx2(y, x, a, n);
-#endif
-    add_scaled_baseline(y, x, a, n);
-}
-
 // Hopper's fast accumulation: within a run of products sums have 14 bits of fraction, cut off after each instruction.
 void keep_14_bits(std::vector<float>& sums) {
     for (float& s : sums) s = __uint_as_float(__float_as_uint(s) & ~0x1ffu);
@@ -198,14 +177,14 @@ void run(const Call& x) {
             for (int64_t k0 = 0; k0 < K; k0 += slice) {
                 std::fill(part.begin(), part.end(), 0.0f);
                 for (int64_t k = k0; k < std::min(K, k0 + slice); k++) {
-                    add_scaled(part.data(), &b[size_t(k * N)], a[size_t(k)], N);
+                    models::multiply(part.data(), &a[size_t(k)], &b[size_t(k * N)], int(N), 1, 1);
                     if (x.desc.fast_accumulation && k % 32 == 31) keep_14_bits(part);
                 }
                 if (tiles)
                     for (int64_t n = 0; n < N; n++)
                         part[size_t(n)] *= tile_scale(x.desc.scale_a, x.desc.mode_a, M, K, m, k0 / slice) *
                                            tile_scale(x.desc.scale_b, x.desc.mode_b, N, K, n, k0 / slice);
-                add_scaled(sum.data(), part.data(), 1, N);
+                for (size_t n = 0; n < size_t(N); n++) sum[n] += part[n];
             }
             for (int64_t n = 0; n < N; n++) {
                 float v = alpha * sum[size_t(n)];
@@ -283,6 +262,22 @@ cublasStatus_t check(const Call& x) {
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// A field that an attribute sets.
+struct Field {
+    void* place;
+    size_t bytes;
+    template <class T>
+    Field(T& field) : place(&field), bytes(sizeof field) {}
+};
+template <class Attribute, size_t N>
+cublasStatus_t set_field(const std::pair<Attribute, Field> (&fields)[N], Attribute a, const void* value, size_t n) {
+    for (const auto& [attribute, field] : fields)
+        if (attribute == a)
+            return n == field.bytes ? (memcpy(field.place, value, n), CUBLAS_STATUS_SUCCESS)
+                                    : CUBLAS_STATUS_INVALID_VALUE;
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
 Algo algorithm(uint32_t i, const Layout& d) { return {kMagic, i + 1, i ? d.rows * d.cols * 4 : 0}; }
 
 }  // namespace
@@ -290,7 +285,6 @@ Algo algorithm(uint32_t i, const Layout& d) { return {kMagic, i + 1, i ? d.rows 
 extern "C" {
 
 size_t CUBLASWINAPI cublasLtGetVersion() { return version(); }
-size_t CUBLASWINAPI cublasLtGetCudartVersion() { return CUDART_VERSION; }
 const char* CUBLASWINAPI cublasLtGetStatusName(cublasStatus_t s) {
     return s == CUBLAS_STATUS_SUCCESS         ? "CUBLAS_STATUS_SUCCESS"
            : s == CUBLAS_STATUS_NOT_SUPPORTED ? "CUBLAS_STATUS_NOT_SUPPORTED"
@@ -310,39 +304,19 @@ cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayo
     view<Layout>(l) = {t, CUBLASLT_ORDER_COL, 1, rows, cols, ld, 0};
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t* l, cudaDataType t, uint64_t rows,
-                                                       uint64_t cols, int64_t ld) {
-    *l = new cublasLtMatrixLayoutOpaque_t{};
-    return cublasLtMatrixLayoutInit_internal(*l, sizeof **l, t, rows, cols, ld);
-}
-cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
-    return delete l, CUBLAS_STATUS_SUCCESS;
-}
 cublasStatus_t CUBLASWINAPI cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
                                                              cublasLtMatrixLayoutAttribute_t a, const void* v,
                                                              size_t n) {
     Layout& x = view<Layout>(l);
-    const auto set = [&](auto& field) {
-        return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE;
-    };
-    switch (a) {
-        case CUBLASLT_MATRIX_LAYOUT_TYPE:
-            return set(x.type);
-        case CUBLASLT_MATRIX_LAYOUT_ORDER:
-            return set(x.order);
-        case CUBLASLT_MATRIX_LAYOUT_ROWS:
-            return set(x.rows);
-        case CUBLASLT_MATRIX_LAYOUT_COLS:
-            return set(x.cols);
-        case CUBLASLT_MATRIX_LAYOUT_LD:
-            return set(x.ld);
-        case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
-            return set(x.batch);
-        case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
-            return set(x.stride);
-        default:
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
+    const std::pair<cublasLtMatrixLayoutAttribute_t, Field> fields[] = {
+        {CUBLASLT_MATRIX_LAYOUT_TYPE, x.type},
+        {CUBLASLT_MATRIX_LAYOUT_ORDER, x.order},
+        {CUBLASLT_MATRIX_LAYOUT_ROWS, x.rows},
+        {CUBLASLT_MATRIX_LAYOUT_COLS, x.cols},
+        {CUBLASLT_MATRIX_LAYOUT_LD, x.ld},
+        {CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, x.batch},
+        {CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, x.stride}};
+    return set_field(fields, a, v, n);
 }
 
 cublasStatus_t CUBLASWINAPI cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t, cublasComputeType_t compute,
@@ -352,63 +326,35 @@ cublasStatus_t CUBLASWINAPI cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t
     view<Desc>(d) = x;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t compute,
-                                                     cudaDataType_t scale) {
-    *d = new cublasLtMatmulDescOpaque_t{};
-    return cublasLtMatmulDescInit_internal(*d, sizeof **d, compute, scale);
-}
-cublasStatus_t CUBLASWINAPI cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
-    return delete d, CUBLAS_STATUS_SUCCESS;
-}
 cublasStatus_t CUBLASWINAPI cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
                                                            const void* v, size_t n) {
     Desc& x = view<Desc>(d);
-    const auto set = [&](auto& field) {
-        return n == sizeof field ? (memcpy(&field, v, n), CUBLAS_STATUS_SUCCESS) : CUBLAS_STATUS_INVALID_VALUE;
-    };
-    switch (a) {
-        case CUBLASLT_MATMUL_DESC_TRANSA:
-            return set(x.trans_a);
-        case CUBLASLT_MATMUL_DESC_TRANSB:
-            return set(x.trans_b);
-        case CUBLASLT_MATMUL_DESC_POINTER_MODE:
-            return set(x.pointer_mode);
-        case CUBLASLT_MATMUL_DESC_EPILOGUE:
-            return set(x.epilogue);
-        case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
-            return set(x.bias);
-        case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
-            return set(x.bias_type);
-        case CUBLASLT_MATMUL_DESC_A_SCALE_POINTER:
-            return set(x.scale_a);
-        case CUBLASLT_MATMUL_DESC_B_SCALE_POINTER:
-            return set(x.scale_b);
-        case CUBLASLT_MATMUL_DESC_C_SCALE_POINTER:
-            return set(x.scale_c);
-        case CUBLASLT_MATMUL_DESC_D_SCALE_POINTER:
-            return set(x.scale_d);
+    const std::pair<cublasLtMatmulDescAttributes_t, Field> fields[] = {
+        {CUBLASLT_MATMUL_DESC_TRANSA, x.trans_a},
+        {CUBLASLT_MATMUL_DESC_TRANSB, x.trans_b},
+        {CUBLASLT_MATMUL_DESC_POINTER_MODE, x.pointer_mode},
+        {CUBLASLT_MATMUL_DESC_EPILOGUE, x.epilogue},
+        {CUBLASLT_MATMUL_DESC_BIAS_POINTER, x.bias},
+        {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, x.bias_type},
+        {CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, x.scale_a},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, x.scale_b},
+        {CUBLASLT_MATMUL_DESC_C_SCALE_POINTER, x.scale_c},
+        {CUBLASLT_MATMUL_DESC_D_SCALE_POINTER, x.scale_d},
 #if CUBLAS_VERSION >= 120800
-        case CUBLASLT_MATMUL_DESC_A_SCALE_MODE:
-            return version() < 120800 ? CUBLAS_STATUS_INVALID_VALUE : set(x.mode_a);
-        case CUBLASLT_MATMUL_DESC_B_SCALE_MODE:
-            return version() < 120800 ? CUBLAS_STATUS_INVALID_VALUE : set(x.mode_b);
+        {CUBLASLT_MATMUL_DESC_A_SCALE_MODE, x.mode_a},
+        {CUBLASLT_MATMUL_DESC_B_SCALE_MODE, x.mode_b},
 #endif
-        case CUBLASLT_MATMUL_DESC_FAST_ACCUM:
-            return set(x.fast_accumulation);
-        default:
-            return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
+        {CUBLASLT_MATMUL_DESC_FAST_ACCUM, x.fast_accumulation}
+    };
+#if CUBLAS_VERSION >= 120800
+    if (version() < 120800 && (a == CUBLASLT_MATMUL_DESC_A_SCALE_MODE || a == CUBLASLT_MATMUL_DESC_B_SCALE_MODE))
+        return CUBLAS_STATUS_INVALID_VALUE;
+#endif
+    return set_field(fields, a, v, n);
 }
 
 cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t) {
     return view<Preference>(p) = {0}, CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t* p) {
-    *p = new cublasLtMatmulPreferenceOpaque_t{};
-    return CUBLAS_STATUS_SUCCESS;
-}
-cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
-    return delete p, CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t CUBLASWINAPI cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
                                                                  cublasLtMatmulPreferenceAttributes_t a, const void* v,

@@ -51,7 +51,8 @@ inline float half_to_float(uint16_t bits, bool bf16) {
     return bf16 ? std::bit_cast<float>(uint32_t(bits) << 16) : float(std::bit_cast<_Float16>(bits));
 }
 
-// ---- c[16][n] += a[16][k_count] b[k_count][n], in order of k in fp32, fused. Tensor cores round and order otherwise.
+// ---- c[rows][n] += a[rows][k_count] b[k_count][n], in order of k in fp32, fused. Tensor cores round and order
+// otherwise.
 
 #if defined(__SANITIZE_ADDRESS__)
 #define MODELS_UNCHECKED __attribute__((no_sanitize("address", "undefined")))
@@ -61,30 +62,30 @@ inline float half_to_float(uint16_t bits, bool bf16) {
 __attribute__((always_inline)) MODELS_UNCHECKED inline void multiply_loops(float* __restrict__ c,
                                                                            const float* __restrict__ a,
                                                                            const float* __restrict__ b, int n,
-                                                                           int k_count) {
-    for (int i = 0; i < 16; i++)
+                                                                           int k_count, int rows) {
+    for (int i = 0; i < rows; i++)
         for (int k = 0; k < k_count; k++) {
             const float x = a[i * k_count + k];
             for (int j = 0; j < n; j++) c[i * n + j] = __builtin_fmaf(x, b[k * n + j], c[i * n + j]);
         }
 }
 MODELS_UNCHECKED __attribute__((optimize("O3"))) inline void multiply_baseline(float* c, const float* a, const float* b,
-                                                                               int n, int k_count) {
-    multiply_loops(c, a, b, n, k_count);
+                                                                               int n, int k_count, int rows) {
+    multiply_loops(c, a, b, n, k_count, rows);
 }
 #if defined(__x86_64__)
 MODELS_UNCHECKED __attribute__((optimize("O3"), target("avx2,fma"))) inline void multiply_avx2(float* c, const float* a,
                                                                                                const float* b, int n,
-                                                                                               int k_count) {
-    multiply_loops(c, a, b, n, k_count);
+                                                                                               int k_count, int rows) {
+    multiply_loops(c, a, b, n, k_count, rows);
 }
 #endif
-inline void multiply(float* c, const float* a, const float* b, int n, int k_count = 16) {
+inline void multiply(float* c, const float* a, const float* b, int n, int k_count = 16, int rows = 16) {
 #if defined(__x86_64__)
     static const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    if (avx2) return multiply_avx2(c, a, b, n, k_count);
+    if (avx2) return multiply_avx2(c, a, b, n, k_count, rows);
 #endif
-    multiply_baseline(c, a, b, n, k_count);
+    multiply_baseline(c, a, b, n, k_count, rows);
 }
 
 // ---- fragments of m16n8k16 and m16n8k8: where lane l's half h of register r lies

@@ -183,35 +183,35 @@ TEST(SimtStreams, CublasLtsMatmulGivesTheMatrixProduct) {
             return m[size_t(row_major ? r * cols + j : j * rows + r)];
         };
         DeviceArray<float> da(a), db(b), dc(c), workspace(4096);
-        cublasLtMatmulDesc_t desc;
-        cublasLtMatmulDescCreate(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+        cublasLtMatmulDescOpaque_t desc;
+        cublasLtMatmulDescInit(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
         const cublasOperation_t oa = ta ? CUBLAS_OP_T : CUBLAS_OP_N, ob = tb ? CUBLAS_OP_T : CUBLAS_OP_N;
-        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSA, &oa, sizeof oa);
-        cublasLtMatmulDescSetAttribute(desc, CUBLASLT_MATMUL_DESC_TRANSB, &ob, sizeof ob);
+        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &oa, sizeof oa);
+        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &ob, sizeof ob);
         const auto layout = [&](int rows, int cols) {
-            cublasLtMatrixLayout_t l;
-            cublasLtMatrixLayoutCreate(&l, CUDA_R_32F, uint64_t(rows), uint64_t(cols), row_major ? cols : rows);
+            cublasLtMatrixLayoutOpaque_t l;
+            cublasLtMatrixLayoutInit(&l, CUDA_R_32F, uint64_t(rows), uint64_t(cols), row_major ? cols : rows);
             const cublasLtOrder_t order = row_major ? CUBLASLT_ORDER_ROW : CUBLASLT_ORDER_COL;
-            cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order);
+            cublasLtMatrixLayoutSetAttribute(&l, CUBLASLT_MATRIX_LAYOUT_ORDER, &order, sizeof order);
             return l;
         };
         const int ar = ta ? K : M, ac = ta ? M : K, br = tb ? N : K, bc = tb ? K : N;
-        cublasLtMatrixLayout_t la = layout(ar, ac), lb = layout(br, bc), lc = layout(M, N);
-        cublasLtMatmulPreference_t preference;
-        cublasLtMatmulPreferenceCreate(&preference);
+        cublasLtMatrixLayoutOpaque_t la = layout(ar, ac), lb = layout(br, bc), lc = layout(M, N);
+        cublasLtMatmulPreferenceOpaque_t preference;
+        cublasLtMatmulPreferenceInit(&preference);
         const uint64_t bytes = 4096 * 4;
-        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+        cublasLtMatmulPreferenceSetAttribute(&preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
                                              sizeof bytes);
         cublasLtMatmulHeuristicResult_t found[8];
         int n = 0;
-        ASSERT_EQ(cublasLtMatmulAlgoGetHeuristic(lt, desc, la, lb, lc, lc, preference, 8, found, &n),
+        ASSERT_EQ(cublasLtMatmulAlgoGetHeuristic(lt, &desc, &la, &lb, &lc, &lc, &preference, 8, found, &n),
                   CUBLAS_STATUS_SUCCESS);
         ASSERT_GE(n, 2);
         for (int i = 0; i < n; i++) {
             cudaMemcpy(dc.data(), c.data(), c.size() * 4, cudaMemcpyHostToDevice);
             const float alpha = 2, beta = 3;
-            ASSERT_EQ(cublasLtMatmul(lt, desc, &alpha, da.data(), la, db.data(), lb, &beta, dc.data(), lc, dc.data(),
-                                     lc, &found[i].algo, workspace.data(), bytes, nullptr),
+            ASSERT_EQ(cublasLtMatmul(lt, &desc, &alpha, da.data(), &la, db.data(), &lb, &beta, dc.data(), &lc,
+                                     dc.data(), &lc, &found[i].algo, workspace.data(), bytes, nullptr),
                       CUBLAS_STATUS_SUCCESS);
             const auto d = dc.get();
             for (int r = 0; r < M; r++)
@@ -223,9 +223,6 @@ TEST(SimtStreams, CublasLtsMatmulGivesTheMatrixProduct) {
                     ASSERT_EQ(element(d, M, N, r, j), want) << "flags " << flags << ", algorithm " << i;
                 }
         }
-        cublasLtMatmulPreferenceDestroy(preference);
-        for (auto l : {la, lb, lc}) cublasLtMatrixLayoutDestroy(l);
-        cublasLtMatmulDescDestroy(desc);
     }
     cublasLtDestroy(lt);
 }
