@@ -67,8 +67,6 @@ struct Operation {
 struct Stream {
     std::deque<Operation> queue;
     bool busy = false;  // its first operation is being run
-    unsigned flags = 0;
-    int priority = 0;
     int device = current_device();
     Graph* capture = nullptr;
     std::vector<int> tail;  // while capturing: what the next node comes after
@@ -289,9 +287,6 @@ bool in_bounds(const char* what, const void* p, size_t bytes) {
     return false;
 }
 
-}  // namespace
-
-namespace {
 // Neither device memory nor pinned: such a copy is done, or at least its source read, before the call returns.
 bool pageable(const void* p) {
     if (room_at(p) != SIZE_MAX) return false;
@@ -358,22 +353,10 @@ extern "C" {
 cudaError_t CUDARTAPI cudaMalloc(void** p, size_t bytes) {
     LOCKED;
     host_waits(__func__);
-    if (device_used[size_t(current_device())] + bytes > device_memory())
+    if (!room_on_device(bytes) || posix_memalign(p, 256, bytes ? bytes : 1))
         return *p = nullptr, report(cudaErrorMemoryAllocation);
-    if (posix_memalign(p, 256, bytes ? bytes : 1)) return *p = nullptr, report(cudaErrorMemoryAllocation);
     memset(*p, 0xff, bytes);
-    device_used[size_t(current_device())] += bytes;
-    allocations[static_cast<char*>(*p)] = {bytes, current_device()};
-    if (race) race->allocated(*p, bytes);
-    return cudaSuccess;
-}
-static cudaError_t free_now(void* p) {
-    const auto it = allocations.find(static_cast<char*>(p));
-    if (it == allocations.end()) return report(cudaErrorInvalidValue);
-    device_used[size_t(it->second.device)] -= it->second.bytes;
-    allocations.erase(it);
-    if (race) race->freed(p);
-    free(p);
+    note_memory(*p, bytes, current_device(), /*counted=*/true);
     return cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaFree(void* p) {
@@ -382,13 +365,12 @@ cudaError_t CUDARTAPI cudaFree(void* p) {
     host_waits(__func__);
     const auto it = allocations.find(static_cast<char*>(p));
     drain(it == allocations.end() ? current_device() : it->second.device);
-    return free_now(p);
+    if (it == allocations.end()) return report(cudaErrorInvalidValue);
+    forget_memory(p);
+    free(p);
+    return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaMallocAsync(void** p, size_t bytes, cudaStream_t) { return cudaMalloc(p, bytes); }
-cudaError_t CUDARTAPI cudaFreeAsync(void* p, cudaStream_t s) {
-    return p ? enqueue(s, [p] { return free_now(p); }) : cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaHostAlloc(void** p, size_t bytes, unsigned) {
+cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) {
     LOCKED;
     host_waits(__func__);
     if (posix_memalign(p, 4096, bytes ? bytes : 1)) return report(cudaErrorMemoryAllocation);
@@ -396,7 +378,6 @@ cudaError_t CUDARTAPI cudaHostAlloc(void** p, size_t bytes, unsigned) {
     pinned[static_cast<char*>(*p)] = bytes;
     return cudaSuccess;
 }
-cudaError_t CUDARTAPI cudaMallocHost(void** p, size_t bytes) { return cudaHostAlloc(p, bytes, 0); }
 cudaError_t CUDARTAPI cudaFreeHost(void* p) {
     LOCKED;
     if (!p) return cudaSuccess;
@@ -456,24 +437,12 @@ cudaError_t CUDARTAPI cudaMemsetAsync(void* dst, int value, size_t bytes, cudaSt
 cudaError_t CUDARTAPI cudaMemset(void* dst, int value, size_t bytes) {
     return cudaMemsetAsync(dst, value, bytes, nullptr);
 }
-cudaError_t CUDARTAPI cudaMemcpy2DAsync(void* dst, size_t dpitch, const void* src, size_t spitch, size_t width,
-                                        size_t height, cudaMemcpyKind, cudaStream_t s) {
-    return enqueue(s, [=] {
-        for (size_t y = 0; y < height; y++) {
-            char* to = static_cast<char*>(dst) + y * dpitch;
-            memmove(to, static_cast<const char*>(src) + y * spitch, width);
-            mark_written(to, width);
-        }
-        return cudaSuccess;
-    });
-}
 
 // ---- streams and events
 
-cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
+cudaError_t CUDARTAPI cudaStreamCreateWithPriority(cudaStream_t* s, unsigned, int) {
     LOCKED;
     auto* x = new Stream;
-    x->flags = flags, x->priority = priority;
     streams.push_back(x);
     *s = reinterpret_cast<cudaStream_t>(x);
     return cudaSuccess;
@@ -497,13 +466,6 @@ cudaError_t CUDARTAPI cudaStreamSynchronize(cudaStream_t s) {
         run_until([x] { return x->queue.empty(); });
     return take_error();
 }
-cudaError_t CUDARTAPI cudaStreamQuery(cudaStream_t s) {
-    LOCKED;
-    step();  // or a loop around this call would never end
-    Stream* x = as_stream(s);
-    if (x && !x->queue.empty()) return cudaErrorNotReady;
-    return take_error();
-}
 cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t s) {
     LOCKED;
     Stream* x = as_stream(s);
@@ -512,12 +474,6 @@ cudaError_t CUDARTAPI cudaStreamDestroy(cudaStream_t s) {
     std::erase(streams, x);
     delete x;
     return cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaStreamGetFlags(cudaStream_t s, unsigned* flags) {
-    return *flags = as_stream(s) ? as_stream(s)->flags : 0, cudaSuccess;
-}
-cudaError_t CUDARTAPI cudaStreamGetPriority(cudaStream_t s, int* priority) {
-    return *priority = as_stream(s) ? as_stream(s)->priority : 0, cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaDeviceSynchronize() {
     LOCKED;
@@ -546,9 +502,6 @@ cudaError_t CUDARTAPI cudaEventRecord(cudaEvent_t e, cudaStream_t s) {
         r->when = Clock::now();
         return cudaSuccess;
     });
-}
-cudaError_t CUDARTAPI cudaEventRecordWithFlags(cudaEvent_t e, cudaStream_t s, unsigned) {
-    return cudaEventRecord(e, s);
 }
 cudaError_t CUDARTAPI cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned) {
     LOCKED;
@@ -579,7 +532,7 @@ cudaError_t CUDARTAPI cudaEventSynchronize(cudaEvent_t e) {
 cudaError_t CUDARTAPI cudaEventQuery(cudaEvent_t e) {
     LOCKED;
     const std::shared_ptr<Recording> r = as_event(e)->last;
-    if (r && !r->done) step();
+    if (r && !r->done) step();  // or a loop around this call would never end
     if (fault != cudaSuccess) return fault;
     if (r && !r->done) return cudaErrorNotReady;
     return take_error();

@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <utility>
 
 #include <cuda.h>
 
@@ -23,6 +24,33 @@ thread_local int device = 0;
 // One device per rank that mpirun started on this machine (MPICH's launcher says how many), unless SIMT_DEVICES says
 // otherwise.
 int device_count() { return int(number_from("SIMT_DEVICES", number_from("MPI_LOCALNRANKS", 1))); }
+
+struct ErrorText {
+    cudaError_t code;
+    const char* name;
+    const char* text = nullptr;  // its name serves
+};
+#define ERROR(code) code, #code
+constexpr ErrorText kErrors[] = {{ERROR(cudaSuccess), "no error"},
+                                 {ERROR(cudaErrorInvalidValue)},
+                                 {ERROR(cudaErrorMemoryAllocation), "out of memory"},
+                                 {ERROR(cudaErrorInvalidConfiguration), "invalid configuration argument"},
+                                 {ERROR(cudaErrorInvalidDevice), "invalid device ordinal"},
+                                 {ERROR(cudaErrorIllegalAddress)},
+                                 {ERROR(cudaErrorNoDevice), "no CUDA-capable device is detected"},
+                                 {ERROR(cudaErrorNotReady)},
+                                 {ERROR(cudaErrorLaunchFailure), "launch failure"},
+                                 {ERROR(cudaErrorNotSupported)},
+                                 {ERROR(cudaErrorInvalidResourceHandle)},
+                                 {ERROR(cudaErrorStreamCaptureUnsupported)},
+                                 {ERROR(cudaErrorStreamCaptureUnjoined)},
+                                 {ERROR(cudaErrorStreamCaptureUnmatched)}};
+#undef ERROR
+const ErrorText* text_of(cudaError_t e) {
+    for (const ErrorText& error : kErrors)
+        if (error.code == e) return &error;
+    return nullptr;
+}
 
 }  // namespace
 
@@ -43,7 +71,6 @@ cudaError_t CUDARTAPI cudaSetDevice(int d) {
     return device = d, cudaSuccess;
 }
 cudaError_t CUDARTAPI cudaGetDevice(int* d) { return *d = device, cudaSuccess; }
-cudaError_t CUDARTAPI cudaSetDeviceFlags(unsigned) { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaDriverGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t CUDARTAPI cudaRuntimeGetVersion(int* v) { return *v = CUDART_VERSION, cudaSuccess; }
 cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
@@ -70,41 +97,20 @@ cudaError_t CUDARTAPI cudaGetDeviceProperties(cudaDeviceProp* p, int) {
 cudaError_t CUDARTAPI cudaDeviceGetAttribute(int* v, cudaDeviceAttr a, int d) {
     cudaDeviceProp p;
     cudaGetDeviceProperties(&p, d);
-    switch (a) {
-        case cudaDevAttrMultiProcessorCount:
-            *v = p.multiProcessorCount;
-            break;
-        case cudaDevAttrComputeCapabilityMajor:
-            *v = p.major;
-            break;
-        case cudaDevAttrComputeCapabilityMinor:
-            *v = p.minor;
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlockOptin:
-            *v = int(p.sharedMemPerBlockOptin);
-            break;
-        case cudaDevAttrMaxSharedMemoryPerBlock:
-            *v = int(p.sharedMemPerBlock);
-            break;
-        case cudaDevAttrMaxSharedMemoryPerMultiprocessor:
-            *v = int(p.sharedMemPerMultiprocessor);
-            break;
-        case cudaDevAttrL2CacheSize:
-            *v = p.l2CacheSize;
-            break;
-        case cudaDevAttrMaxThreadsPerBlock:
-            *v = p.maxThreadsPerBlock;
-            break;
-        case cudaDevAttrMaxThreadsPerMultiProcessor:
-            *v = p.maxThreadsPerMultiProcessor;
-            break;
-        case cudaDevAttrWarpSize:
-            *v = p.warpSize;
-            break;
-        default:
-            return report(cudaErrorNotSupported);
-    }
-    return cudaSuccess;
+    const std::pair<cudaDeviceAttr, int> values[] = {
+        {cudaDevAttrMultiProcessorCount, p.multiProcessorCount},
+        {cudaDevAttrComputeCapabilityMajor, p.major},
+        {cudaDevAttrComputeCapabilityMinor, p.minor},
+        {cudaDevAttrMaxSharedMemoryPerBlockOptin, int(p.sharedMemPerBlockOptin)},
+        {cudaDevAttrMaxSharedMemoryPerBlock, int(p.sharedMemPerBlock)},
+        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, int(p.sharedMemPerMultiprocessor)},
+        {cudaDevAttrL2CacheSize, p.l2CacheSize},
+        {cudaDevAttrMaxThreadsPerBlock, p.maxThreadsPerBlock},
+        {cudaDevAttrMaxThreadsPerMultiProcessor, p.maxThreadsPerMultiProcessor},
+        {cudaDevAttrWarpSize, p.warpSize}};
+    for (const auto& [attribute, value] : values)
+        if (attribute == a) return *v = value, cudaSuccess;
+    return report(cudaErrorNotSupported);
 }
 cudaError_t CUDARTAPI cudaDeviceGetPCIBusId(char* text, int bytes, int d) {
     return snprintf(text, size_t(bytes), "0000:%02x:00.0", d), cudaSuccess;
@@ -122,56 +128,13 @@ cudaError_t CUDARTAPI cudaProfilerStart() { return cudaSuccess; }
 cudaError_t CUDARTAPI cudaProfilerStop() { return cudaSuccess; }
 
 const char* CUDARTAPI cudaGetErrorName(cudaError_t e) {
-    switch (e) {
-        case cudaSuccess:
-            return "cudaSuccess";
-        case cudaErrorInvalidValue:
-            return "cudaErrorInvalidValue";
-        case cudaErrorMemoryAllocation:
-            return "cudaErrorMemoryAllocation";
-        case cudaErrorInvalidConfiguration:
-            return "cudaErrorInvalidConfiguration";
-        case cudaErrorInvalidDevice:
-            return "cudaErrorInvalidDevice";
-        case cudaErrorIllegalAddress:
-            return "cudaErrorIllegalAddress";
-        case cudaErrorNoDevice:
-            return "cudaErrorNoDevice";
-        case cudaErrorNotReady:
-            return "cudaErrorNotReady";
-        case cudaErrorLaunchFailure:
-            return "cudaErrorLaunchFailure";
-        case cudaErrorNotSupported:
-            return "cudaErrorNotSupported";
-        case cudaErrorInvalidResourceHandle:
-            return "cudaErrorInvalidResourceHandle";
-        case cudaErrorStreamCaptureUnsupported:
-            return "cudaErrorStreamCaptureUnsupported";
-        case cudaErrorStreamCaptureUnjoined:
-            return "cudaErrorStreamCaptureUnjoined";
-        case cudaErrorStreamCaptureUnmatched:
-            return "cudaErrorStreamCaptureUnmatched";
-        default:
-            return "CUDA error";
-    }
+    const ErrorText* found = text_of(e);
+    return found ? found->name : "CUDA error";
 }
 const char* CUDARTAPI cudaGetErrorString(cudaError_t e) {
-    switch (e) {
-        case cudaSuccess:
-            return "no error";
-        case cudaErrorMemoryAllocation:
-            return "out of memory";
-        case cudaErrorInvalidConfiguration:
-            return "invalid configuration argument";
-        case cudaErrorNoDevice:
-            return "no CUDA-capable device is detected";
-        case cudaErrorInvalidDevice:
-            return "invalid device ordinal";
-        case cudaErrorLaunchFailure:
-            return last_error().empty() ? "launch failure" : last_error().c_str();
-        default:
-            return cudaGetErrorName(e);
-    }
+    if (e == cudaErrorLaunchFailure && !last_error().empty()) return last_error().c_str();
+    const ErrorText* found = text_of(e);
+    return found && found->text ? found->text : cudaGetErrorName(e);
 }
 
 // ---- the driver's tensor maps
@@ -181,25 +144,14 @@ static CUresult encode_tiled(CUtensorMap* map, CUtensorMapDataType type, cuuint3
                              const cuuint64_t* dim, const cuuint64_t* strides, const cuuint32_t* box,
                              const cuuint32_t* element_strides, CUtensorMapInterleave interleave,
                              CUtensorMapSwizzle swizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill fill) {
-    uint8_t element = 0;
-    switch (type) {
-        case CU_TENSOR_MAP_DATA_TYPE_UINT8:
-            element = 1;
-            break;
-        case CU_TENSOR_MAP_DATA_TYPE_UINT16:
-        case CU_TENSOR_MAP_DATA_TYPE_FLOAT16:
-        case CU_TENSOR_MAP_DATA_TYPE_BFLOAT16:
-            element = 2;
-            break;
-        case CU_TENSOR_MAP_DATA_TYPE_UINT32:
-        case CU_TENSOR_MAP_DATA_TYPE_INT32:
-        case CU_TENSOR_MAP_DATA_TYPE_FLOAT32:
-            element = 4;
-            break;
-        default:
-            return CUDA_ERROR_NOT_SUPPORTED;
-    }
-    if (interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
+    const auto is_one_of = [type](auto... types) { return ((type == types) || ...); };
+    const uint8_t element =
+        is_one_of(CU_TENSOR_MAP_DATA_TYPE_UINT8) ? 1
+        : is_one_of(CU_TENSOR_MAP_DATA_TYPE_UINT16, CU_TENSOR_MAP_DATA_TYPE_FLOAT16, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16)
+            ? 2
+        : is_one_of(CU_TENSOR_MAP_DATA_TYPE_UINT32, CU_TENSOR_MAP_DATA_TYPE_INT32, CU_TENSOR_MAP_DATA_TYPE_FLOAT32) ? 4
+                                                                                                                    : 0;
+    if (!element || interleave != CU_TENSOR_MAP_INTERLEAVE_NONE || fill != CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE ||
         swizzle > CU_TENSOR_MAP_SWIZZLE_128B)
         return CUDA_ERROR_NOT_SUPPORTED;
     if (rank < 1 || rank > 5 || uintptr_t(map) % 64 || uintptr_t(base) % 16) return CUDA_ERROR_INVALID_VALUE;
