@@ -3,10 +3,12 @@
 //   PTX_TESTS=file   a line per test: milliseconds, its name, the kernels that it launched
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <regex>
 #include <set>
+#include <sstream>
 
 #include "test/ptx/cudart.h"
 
@@ -17,74 +19,34 @@ struct Rule {
     const char* test;   // regular expressions: of suite.name
     const char* shape;  // of the parameter, if it has one
     int from_arch, to_arch;
-    std::vector<const char*> kernels;  // each must have run
-    const char* never;                 // and none with this in its name
+    const char* kernels;  // each must have run; names after "attention_"
+    const char* never;    // and none with this in its name
 };
 
 constexpr int kAny = 1000;
-#define TENSOR_CORE "_D(64|80|96|128)_(bf16|f16|fp16)"
-#define TENSOR_CORE_FP16 "_D(64|80|96|128)_(f16|fp16)"
+#define TENSOR_CORE ".*_D(64|80|96|128)_(bf16|f16|fp16).*"
+#define TENSOR_CORE_FP16 ".*_D(64|80|96|128)_(f16|fp16).*"
+#define FORWARD ".*/Attention.ForwardMatchesCpu"
+#define BACKWARD ".*/Attention.BackwardMatchesCpu"
+#define BACKWARD_MMA "delta_kernel< backward_kv_mma_kernel< backward_q_mma_kernel<"
 
 const Rule kRules[] = {
-    {".*/Attention.ForwardMatchesCpu", ".*" TENSOR_CORE_FP16 ".*", 75, 75, {"attention_forward_mma_kernel<"}, "wgmma"},
-    {".*/Attention.BackwardMatchesCpu",
-     ".*" TENSOR_CORE_FP16 ".*",
-     75,
-     75,
-     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
-     "wgmma"},
-    {".*/Attention.(Forward|Backward)MatchesCpu", ".*_bf16.*", 75, 75, {}, "mma_kernel"},
-    {".*/Attention.ForwardMatchesCpu",
-     ".*" TENSOR_CORE ".*",
-     90,
-     90,
-     {"attention_forward_wgmma_kernel<"},
-     "attention_forward_mma"},
-    {".*/Attention.ForwardMatchesCpu", ".*" TENSOR_CORE ".*", 80, 89, {"attention_forward_mma_kernel<"}, "wgmma"},
-    {".*/Attention.ForwardWithoutWgmmaMatchesCpu",
-     ".*" TENSOR_CORE ".*",
-     80,
-     kAny,
-     {"attention_forward_mma_kernel<"},
-     "wgmma"},
-    {".*/Attention.ForwardMatchesCpu", ".*_f32.*", 0, kAny, {"attention_forward_kernel<float"}, "mma"},
-    {".*/Attention.BackwardMatchesCpu",
-     ".*_D(64|80|96)_(bf16|f16|fp16).*",
-     90,
-     90,
-     {"attention_delta_kernel<", "attention_backward_kv_wgmma_kernel<", "attention_backward_q_wgmma_kernel<"},
-     "q_mma_kernel"},
-    {".*/Attention.BackwardMatchesCpu",
-     ".*_D128_(bf16|f16|fp16).*",
-     90,
-     90,
-     {"attention_delta_kernel<", "attention_backward_kv_wgmma_kernel<", "attention_backward_dq_wgmma_kernel<"},
+    {FORWARD, TENSOR_CORE_FP16, 75, 75, "forward_mma_kernel<", "wgmma"},
+    {BACKWARD, TENSOR_CORE_FP16, 75, 75, BACKWARD_MMA, "wgmma"},
+    {".*/Attention.(Forward|Backward)MatchesCpu", ".*_bf16.*", 75, 75, "", "mma_kernel"},
+    {FORWARD, TENSOR_CORE, 90, 90, "forward_wgmma_kernel<", "attention_forward_mma"},
+    {FORWARD, TENSOR_CORE, 80, 89, "forward_mma_kernel<", "wgmma"},
+    {".*/Attention.ForwardWithoutWgmmaMatchesCpu", TENSOR_CORE, 80, kAny, "forward_mma_kernel<", "wgmma"},
+    {FORWARD, ".*_f32.*", 0, kAny, "forward_kernel<float", "mma"},
+    {BACKWARD, ".*_D(64|80|96)_(bf16|f16|fp16).*", 90, 90,
+     "delta_kernel< backward_kv_wgmma_kernel< backward_q_wgmma_kernel<", "q_mma_kernel"},
+    {BACKWARD, ".*_D128_(bf16|f16|fp16).*", 90, 90, "delta_kernel< backward_kv_wgmma_kernel< backward_dq_wgmma_kernel<",
      "_q_"},
-    {".*/Attention.KeptScoresLeaveTheBits",
-     ".*",
-     90,
-     90,
-     {"attention_backward_kv_wgmma_kernel<", "attention_backward_q_wgmma_kernel<",
-      "attention_backward_dq_wgmma_kernel<"},
-     "q_mma_kernel"},
-    {".*/Attention.BackwardMatchesCpu",
-     ".*" TENSOR_CORE ".*",
-     80,
-     89,
-     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
-     "wgmma"},
-    {".*/Attention.BackwardWithoutWgmmaMatchesCpu",
-     ".*" TENSOR_CORE ".*",
-     80,
-     kAny,
-     {"attention_delta_kernel<", "attention_backward_kv_mma_kernel<", "attention_backward_q_mma_kernel<"},
-     "wgmma"},
-    {".*/Attention.BackwardMatchesCpu",
-     ".*_f32.*",
-     0,
-     kAny,
-     {"attention_delta_kernel<float", "attention_backward_kv_kernel<float", "attention_backward_q_kernel<float"},
-     "mma"},
+    {".*/Attention.KeptScoresLeaveTheBits", ".*", 90, 90,
+     "backward_kv_wgmma_kernel< backward_q_wgmma_kernel< backward_dq_wgmma_kernel<", "q_mma_kernel"},
+    {BACKWARD, TENSOR_CORE, 80, 89, BACKWARD_MMA, "wgmma"},
+    {".*/Attention.BackwardWithoutWgmmaMatchesCpu", TENSOR_CORE, 80, kAny, BACKWARD_MMA, "wgmma"},
+    {BACKWARD, ".*_f32.*", 0, kAny, "delta_kernel<float backward_kv_kernel<float backward_q_kernel<float", "mma"},
 };
 
 class Listener : public testing::EmptyTestEventListener {
@@ -103,14 +65,14 @@ class Listener : public testing::EmptyTestEventListener {
     }
     static std::string without_index(const std::string& s) { return s.substr(0, s.find('/')); }
     static void check(const Rule& r, const std::vector<std::string>& launched, const std::string& test) {
-        const auto any = [&](const char* part) {
-            for (const std::string& s : launched)
-                if (s.find(part) != std::string::npos) return true;
-            return false;
+        const auto any = [&](const std::string& part) {
+            return std::any_of(launched.begin(), launched.end(),
+                               [&](const std::string& s) { return s.find(part) != std::string::npos; });
         };
-        for (const char* k : r.kernels)
-            if (!any(k)) ADD_FAILURE() << test << " has passed without launching " << k;
-        if (r.never && any(r.never)) ADD_FAILURE() << test << " has launched a kernel called " << r.never;
+        std::istringstream kernels(r.kernels);
+        for (std::string k; kernels >> k;)
+            if (!any("attention_" + k)) ADD_FAILURE() << test << " has passed without launching attention_" << k;
+        if (any(r.never)) ADD_FAILURE() << test << " has launched a kernel called " << r.never;
     }
     static void record(const testing::TestInfo& info, const std::vector<std::string>& launched) {
         static FILE* const out = getenv("PTX_TESTS") ? fopen(getenv("PTX_TESTS"), "a") : nullptr;
