@@ -156,30 +156,26 @@ void write_counts(FILE* out) {
         }
 }
 
+void write_lines(FILE* out) {
+    for (const auto& m : modules())
+        for (const auto& [name, k] : m->kernels)
+            for (const Inst& i : k->code)
+                if (i.executed)
+                    fprintf(out, "%s\t%d\t%s\t%s\t%s:%d\n", name.c_str(), i.line, k->demangled().c_str(),
+                            m->line_of_text(i.line).c_str(), m->file(i.source_file).c_str(), i.source_line);
+}
+
 }  // namespace
 
 void write_reports() {
-    if (const char* path = getenv("PTX_COUNTS")) {
+    const std::pair<const char*, void (*)(FILE*)> reports[] = {
+        {"PTX_COUNTS", write_counts}, {"PTX_LINES", write_lines}, {"PTX_COVERAGE", write_coverage}};
+    for (const auto& [variable, write] : reports) {
+        const char* path = getenv(variable);
+        if (!path) continue;
         FILE* out = fopen(path, "a");
         if (!out) return perror(path);
-        write_counts(out);
-        fclose(out);
-    }
-    if (const char* path = getenv("PTX_LINES")) {
-        FILE* out = fopen(path, "a");
-        if (!out) return perror(path);
-        for (const auto& m : modules())
-            for (const auto& [name, k] : m->kernels)
-                for (const Inst& i : k->code)
-                    if (i.executed)
-                        fprintf(out, "%s\t%d\t%s\t%s\t%s:%d\n", name.c_str(), i.line, k->demangled().c_str(),
-                                m->line_of_text(i.line).c_str(), m->file(i.source_file).c_str(), i.source_line);
-        fclose(out);
-    }
-    if (const char* path = getenv("PTX_COVERAGE")) {
-        FILE* out = fopen(path, "a");
-        if (!out) return perror(path);
-        write_coverage(out);
+        write(out);
         fclose(out);
     }
 }
