@@ -140,63 +140,34 @@ Touched touched(const Inst& i) {
     return t;
 }
 
-using Bits = std::vector<uint64_t>;
-bool get(const Bits& b, uint32_t i) { return b[i / 64] >> (i % 64) & 1; }
-void set(Bits& b, uint32_t i, bool v) {
-    v ? b[i / 64] |= uint64_t(1) << (i % 64) : b[i / 64] &= ~(uint64_t(1) << (i % 64));
-}
-
 // From the first to the last instruction at which a register's value may be needed
 struct Range {
     uint32_t begin = UINT32_MAX, end = 0;
     void add(uint32_t i) { begin = std::min(begin, i), end = std::max(end, i); }
 };
 
-std::vector<Range> live_ranges(const Kernel& k, const Flow& f) {
-    const size_t words = k.slots / 64 + 1, n = f.blocks.size();
-    std::vector<Touched> all;
-    for (const Inst& i : k.code) all.push_back(touched(i));
-    std::vector<Bits> live(n, Bits(words));  // at the block's begin
-    const auto through = [&](size_t b, Bits now) {
-        for (uint32_t i = f.blocks[b].end; i-- > f.blocks[b].begin;) {
-            for (uint32_t r : all[i].writes)
-                if (r < kConstant) set(now, r, false);
-            for (uint32_t r : all[i].reads)
-                if (r < kConstant) set(now, r, true);
-        }
-        return now;
-    };
-    const auto at_end = [&](size_t b) {
-        Bits now(words);
-        for (int s : f.blocks[b].next)
-            for (size_t w = 0; w < words; w++) now[w] |= live[size_t(s)][w];
-        return now;
-    };
-    for (bool changed = true; changed;) {
-        changed = false;
-        for (size_t b = n; b-- > 0;) {
-            Bits now = through(b, at_end(b));
-            if (now != live[b]) live[b] = std::move(now), changed = true;
-        }
-    }
+// Most registers are written and read in one block. The others may be needed anywhere.
+std::vector<Range> ranges(const Kernel& k, const Flow& f) {
     std::vector<Range> range(k.slots);
-    for (uint32_t i = 0; i < k.code.size(); i++)
-        for (const auto* list : {&all[i].reads, &all[i].writes})
-            for (uint32_t r : *list)
-                if (r < kConstant) range[r].add(i);
-    for (size_t b = 0; b < n; b++) {
-        const Bits end = at_end(b);
-        for (uint32_t r = 0; r < k.slots; r++) {
-            if (get(live[b], r)) range[r].add(f.blocks[b].begin);
-            if (get(end, r)) range[r].add(f.blocks[b].end);
-        }
+    std::vector<int> block(k.slots, kNone);
+    for (uint32_t i = 0; i < k.code.size(); i++) {
+        const auto touch = [&](uint32_t r, bool reads) {
+            if (r >= kConstant) return;
+            if (block[r] == kNone ? reads : block[r] != f.block_of[i])
+                range[r].add(0), range[r].add(uint32_t(k.code.size()));
+            block[r] = f.block_of[i];
+            range[r].add(i);
+        };
+        const Touched t = touched(k.code[i]);
+        for (uint32_t r : t.reads) touch(r, true);
+        for (uint32_t r : t.writes) touch(r, false);
     }
     return range;
 }
 
 // Each register gets a row for its whole range. Special registers, and what wgmma touches later, have one of their own.
 void share_rows(Kernel& k, const Flow& f) {
-    std::vector<Range> range = live_ranges(k, f);
+    std::vector<Range> range = ranges(k, f);
     const auto pin = [&](uint32_t slot) {
         if (slot < kConstant) range[slot] = {0, uint32_t(k.code.size())};
     };
