@@ -42,7 +42,7 @@ struct Bounded {
 struct Problem {
     int64_t B, Tq, Tk, H, K, D;  // H query heads over K heads of keys
     double scale;
-    std::vector<double> q, k, v, d_o;                         // (B, T, heads, D)
+    std::vector<double> q, k, v, d_o;                         // (B, T, heads, D); no d_o: no gradients
     std::function<int64_t(int64_t b, int64_t t)> first, end;  // the keys that query t sees
     bool dkv_per_query_head = false;                          // else summed over the query heads of a key head
 
@@ -83,7 +83,7 @@ struct Result {
     void row(const Problem& a, const Rounding& r, int64_t b, int64_t h, int64_t i) {
         const int64_t first = a.first(b, i), end = a.end(b, i), kv = h / (a.H / a.K), D = a.D;
         if (first >= end) return;  // sees no key: all zero
-        const double *q = &a.q[size_t(a.q_at(b, i, h))], *g = &a.d_o[size_t(a.q_at(b, i, h))];
+        const double* q = &a.q[size_t(a.q_at(b, i, h))];
         const auto dot = [D](const double* x, const double* y, bool magnitude = false) {
             double sum = 0;
             for (int64_t e = 0; e < D; e++) sum += magnitude ? std::fabs(x[e] * y[e]) : x[e] * y[e];
@@ -94,7 +94,7 @@ struct Result {
         double top = -std::numeric_limits<double>::infinity(), sum = 0, delta = 0;
         for (size_t j = 0; j < n; j++) {
             const auto at = size_t(a.kv_at(b, first + int64_t(j), kv));
-            p[j] = a.scale * dot(q, &a.k[at]), dp[j] = dot(g, &a.v[at]);
+            p[j] = a.scale * dot(q, &a.k[at]);
             top = std::max(top, p[j]);
         }
         for (double& x : p) sum += x = std::exp(x - top);
@@ -102,10 +102,14 @@ struct Result {
         lse[at_row] = top + std::log(sum), largest[at_row] = top;
         const int64_t mine = a.q_at(b, i, h);
         for (size_t j = 0; j < n; j++) {
-            delta += (p[j] /= sum) * dp[j];
+            p[j] /= sum;
             const double* v = &a.v[size_t(a.kv_at(b, first + int64_t(j), kv))];
             for (int64_t e = 0; e < D; e++) o.add(mine + e, p[j] * v[e], (r.p + r.slack) * std::fabs(p[j] * v[e]));
         }
+        if (a.d_o.empty()) return;
+        const double* g = &a.d_o[size_t(mine)];
+        for (size_t j = 0; j < n; j++)
+            delta += p[j] * (dp[j] = dot(g, &a.v[size_t(a.kv_at(b, first + int64_t(j), kv))]));
         const double delta_terms = dot(&o.value[size_t(mine)], g, true);
         const double delta_err = r.o * delta_terms;
         for (size_t j = 0; j < n; j++) {

@@ -15,6 +15,7 @@
 #include "dev/bench/ops.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
+#include "test/kernels/attention_double.h"
 
 namespace rz::test {
 
@@ -221,77 +222,35 @@ struct PackedAttention {
     int64_t key(int64_t b, int64_t t, int64_t kv) const { return (b * Tk + t) * row() + (H + kv) * D; }
     int64_t value(int64_t b, int64_t t, int64_t kv) const { return key(b, t, kv) + K * D; }
     int64_t out(int64_t b, int64_t t, int64_t h) const { return ((b * Tq + t) * H + h) * D; }
-    double scale() const { return 1 / std::sqrt(double(D)); }
     AttentionShape shape(DType dtype) const {
         AttentionShape s = ops::AttentionCase{B, Tq, Tk, H, K, D, dtype, /*packed=*/true}.shape();
         s.q_batch = s.kv_batch;  // queries are rows of the keys' tensor
         return s;
     }
 
-    // Row t's probabilities over its visible keys, and its log-sum-exp.
-    double probabilities(const Doubles& qkv, int64_t b, int64_t h, int64_t t, Doubles& p) const {
-        const int64_t keys = Tk - Tq + t + 1, kv = h / (H / K);
-        p.assign(size_t(keys), 0);
-        double max = -1e300, sum = 0;
-        for (int64_t j = 0; j < keys; ++j) {
-            double s = 0;
-            for (int64_t d = 0; d < D; ++d) s += qkv[size_t(query(b, t, h) + d)] * qkv[size_t(key(b, j, kv) + d)];
-            p[size_t(j)] = s * scale();
-            max = std::max(max, p[size_t(j)]);
-        }
-        for (double& v : p) sum += v = std::exp(v - max);
-        for (double& v : p) v /= sum;
-        return max + std::log(sum);
+    // Attention over these values; beside each result the sum of its terms' magnitudes. Without d_o no gradients
+    attention_double::Result exact(const Doubles& qkv, const Doubles& d_o = {}) const {
+        attention_double::Problem a{B, Tq, Tk, H, K, D, 1 / std::sqrt(double(D)), {}, {}, {}, d_o, {}, {}};
+        for (int64_t b = 0; b < B; ++b)
+            for (int64_t t = 0; t < Tk; ++t) {
+                const auto keys = qkv.begin() + long(key(b, t, 0)), values = keys + K * D;
+                if (t >= Tk - Tq) a.q.insert(a.q.end(), keys - H * D, keys);
+                a.k.insert(a.k.end(), keys, values);
+                a.v.insert(a.v.end(), values, values + K * D);
+            }
+        a.first = [](int64_t, int64_t) { return 0; };
+        a.end = [this](int64_t, int64_t t) { return Tk - Tq + t + 1; };
+        return {a, attention_double::kMagnitudes};
     }
+    Doubles forward(const Doubles& qkv) const { return exact(qkv).o.value; }
 
-    Doubles forward(const Doubles& qkv, Doubles* lse = nullptr) const {
-        Doubles o(size_t(B * Tq * H * D), 0), p;
-        if (lse) lse->assign(size_t(B * H * Tq), 0);
-        for (int64_t b = 0; b < B; ++b)
-            for (int64_t h = 0; h < H; ++h)
-                for (int64_t t = 0; t < Tq; ++t) {
-                    const double row_lse = probabilities(qkv, b, h, t, p);
-                    if (lse) (*lse)[size_t((b * H + h) * Tq + t)] = row_lse;
-                    for (size_t j = 0; j < p.size(); ++j)
-                        for (int64_t d = 0; d < D; ++d)
-                            o[size_t(out(b, t, h) + d)] += p[j] * qkv[size_t(value(b, int64_t(j), h / (H / K)) + d)];
-                }
-        return o;
-    }
-
-    // Effect of a relative error of every probability, every dS term and every stored o, added up per element of o
-    // and of dqkv: the scale of rounding errors. Multiply by the size of one rounding.
-    Doubles forward_scale(const Doubles& qkv) const {
-        Doubles magnitudes = qkv;
-        for (int64_t b = 0; b < B; ++b)
-            for (int64_t t = 0; t < Tk; ++t)
-                for (int64_t i = 0; i < K * D; ++i)
-                    magnitudes[size_t(value(b, t, 0) + i)] = std::abs(qkv[size_t(value(b, t, 0) + i)]);
-        return forward(magnitudes);
-    }
-    Doubles backward_scale(const Doubles& qkv, const Doubles& d_o, const Doubles& o) const {
-        Doubles scale_of(qkv.size(), 0), p;
-        for (int64_t b = 0; b < B; ++b)
-            for (int64_t h = 0; h < H; ++h)
-                for (int64_t t = 0; t < Tq; ++t) {
-                    const int64_t kv = h / (H / K);
-                    probabilities(qkv, b, h, t, p);
-                    double delta = 0;
-                    for (int64_t d = 0; d < D; ++d)
-                        delta += std::abs(o[size_t(out(b, t, h) + d)] * d_o[size_t(out(b, t, h) + d)]);
-                    for (int64_t j = 0; j < int64_t(p.size()); ++j) {
-                        double dp = 0;
-                        for (int64_t d = 0; d < D; ++d)
-                            dp += std::abs(d_o[size_t(out(b, t, h) + d)] * qkv[size_t(value(b, j, kv) + d)]);
-                        const double ds = p[size_t(j)] * (dp + delta) * scale();
-                        for (int64_t d = 0; d < D; ++d) {
-                            scale_of[size_t(query(b, t, h) + d)] += ds * std::abs(qkv[size_t(key(b, j, kv) + d)]);
-                            scale_of[size_t(key(b, j, kv) + d)] += ds * std::abs(qkv[size_t(query(b, t, h) + d)]);
-                            scale_of[size_t(value(b, j, kv) + d)] +=
-                                p[size_t(j)] * std::abs(d_o[size_t(out(b, t, h) + d)]);
-                        }
-                    }
-                }
+    // The scale of rounding errors, where Tq is Tk: the effect of a relative error of every probability, dS term and
+    // stored o, added up per element of dqkv. Multiply by the size of one rounding.
+    Doubles backward_scale(const attention_double::Result& r) const {
+        Doubles scale_of;
+        for (int64_t n = 0; n < B * Tk; ++n)
+            for (const auto& [x, width] : {std::pair(&r.dq, H * D), {&r.dk, K * D}, {&r.dv, K * D}})
+                scale_of.insert(scale_of.end(), x->bound.begin() + n * width, x->bound.begin() + (n + 1) * width);
         return scale_of;
     }
 };

@@ -336,13 +336,13 @@ void attention_case(const PackedAttention& s, DType dtype) {
     const int64_t all = s.B * s.Tk * s.row(), dense = s.B * s.Tq * s.H * s.D;
     const Doubles x = values_of(f.q, all, dtype), dos = values_of(g.d_o, dense, dtype),
                   got = values_of(g.dq, all, dtype);
-    Doubles want_lse;
-    const Doubles want = s.forward(x, &want_lse);
+    const attention_double::Result exact = s.exact(x, dos);
+    const Doubles &want = exact.o.value, &want_lse = exact.lse;
     // fp32: a score sums D products, an output T terms, and the exponential errs by 4 units.
     const double fp32 = (double(s.D) + double(s.Tk) + 32) * 0x1p-24;
     // 16-bit: probabilities and dS may be rounded to dtype before their products, and so is o before delta.
     const double inner = fp32 + (dtype == DType::f32 ? 0 : 1.01 * rounding(dtype));
-    const Doubles o_scale = s.forward_scale(x), d_scale = s.backward_scale(x, dos, want);
+    const Doubles &o_scale = exact.o.bound, d_scale = s.backward_scale(exact);
     expect_close("lse", values_of(f.lse, s.B * s.H * s.Tq, DType::f32), want_lse,
                  [&](size_t i) { return fp32 * (1 + std::abs(want_lse[i])); });
     expect_close("o", values_of(f.o, dense, dtype), want,
