@@ -1,17 +1,14 @@
 // A Buffer may go while work that uses it is still queued: the memory stays until that work is done.
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <algorithm>
-#include <filesystem>
-#include <fstream>
 #include <future>
 #include <stdexcept>
 
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/host_memory.h"
 #include "kernels/runtime/memory.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -100,12 +97,7 @@ TEST(Stream, ZeroFillsEveryByteAndNoOther) {
 // Linux would hand it out, and end the process when it is used.
 TEST(BufferTest, MoreThanTheHostHasIsRefused) {
     const int64_t bytes = available_host_memory() / 4 * 5;
-    try {
-        Buffer(Device{}, bytes, MemKind::activations, "too large");
-        ADD_FAILURE() << "handed out";
-    } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("out of memory: "), std::string::npos) << error.what();
-    }
+    EXPECT_TRUE(says(error_of([&] { Buffer(Device{}, bytes, MemKind::activations, "too large"); }), "out of memory: "));
     // Also in pieces that fit by themselves, none of which is in use yet.
     RankContext context;
     std::vector<Buffer> pieces;
@@ -115,15 +107,13 @@ TEST(BufferTest, MoreThanTheHostHasIsRefused) {
 }
 
 struct FakeHost {
-    std::string root =
-        (std::filesystem::temp_directory_path() / ("ringzero-host-" + std::to_string(getpid()))).string();
-    ~FakeHost() { std::filesystem::remove_all(root); }
+    TempFolder root;
     void add(const std::string& path, const std::string& text) {
-        const std::filesystem::path whole = root + path;
+        const std::filesystem::path whole = root.path + path;
         std::filesystem::create_directories(whole.parent_path());
         std::ofstream(whole) << text;
     }
-    int64_t available() { return available_host_memory(root + "/proc", root + "/cgroup"); }
+    int64_t available() { return available_host_memory(root / "proc", root / "cgroup"); }
 };
 
 TEST(HostMemory, TheTightestGroupCounts) {

@@ -7,6 +7,7 @@
 
 #include <cstdlib>
 
+#include "test/checks.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
@@ -106,6 +107,13 @@ TEST_P(GemmTest, OwnLoopsMatchDouble) {
     }
 }
 
+Gemm dense(const Tensor& c, const Tensor& a, const Tensor& b, int64_t M, int64_t N, int64_t K, bool trans_b = false) {
+    Gemm g{};
+    g.c = c.data(), g.a = a.data(), g.b = b.data();
+    g.M = M, g.N = N, g.K = K, g.trans_b = trans_b, g.dtype = a.dtype(), g.c_dtype = c.dtype();
+    return g;
+}
+
 // The bits of an element must depend on its row of A and column of B alone.
 TEST(Gemm, OwnLoopsGiveTheSameBitsForAnyRowsAndThreads) {
     const int64_t M = 400, N = 300, K = 513;
@@ -113,15 +121,7 @@ TEST(Gemm, OwnLoopsGiveTheSameBitsForAnyRowsAndThreads) {
         const AtSimdLevel at(level);
         const Tensor a = random_tensor(M * K, DType::f32, 1), b = random_tensor(N * K, DType::f32, 2);
         const Tensor whole(M * N, DType::f32), parts(M * N, DType::f32);
-        Gemm g{.c = whole.data(),
-               .a = a.data(),
-               .b = b.data(),
-               .M = M,
-               .N = N,
-               .K = K,
-               .trans_b = true,
-               .dtype = DType::f32,
-               .c_dtype = DType::f32};
+        Gemm g = dense(whole, a, b, M, N, K, /*trans_b=*/true);
         gemm_reference(g);
         const int before = omp_get_max_threads();
         omp_set_num_threads(3);
@@ -138,15 +138,7 @@ TEST(Gemm, SameCallSameBits) {
     const Tensor a = random_tensor(128 * 512, DType::bf16, 1), b = random_tensor(256 * 512, DType::bf16, 2);
     const auto run = [&] {
         const Tensor c(128 * 256, DType::f32);
-        gemm_cpu({.c = c.data(),
-                  .a = a.data(),
-                  .b = b.data(),
-                  .M = 128,
-                  .N = 256,
-                  .K = 512,
-                  .trans_b = true,
-                  .dtype = DType::bf16,
-                  .c_dtype = DType::f32});
+        gemm_cpu(dense(c, a, b, 128, 256, 512, /*trans_b=*/true));
         return c.bits();
     };
     const std::string first = run();
@@ -155,15 +147,8 @@ TEST(Gemm, SameCallSameBits) {
 
 TEST(Gemm, EmptyProductsWriteZeroOrNothing) {
     const Tensor a(16, DType::f32), c(Doubles(16, 3.0), DType::f32);
-    Gemm g{.c = c.data(),
-           .a = a.data(),
-           .b = a.data(),
-           .M = 4,
-           .N = 4,
-           .K = 0,
-           .beta = 0.5f,
-           .dtype = DType::f32,
-           .c_dtype = DType::f32};
+    Gemm g = dense(c, a, a, 4, 4, 0);
+    g.beta = 0.5f;
     gemm_cpu(g);  // K = 0: C = beta C
     EXPECT_EQ(c.values(), Doubles(16, 1.5));
     g.M = 0, g.K = 4;
@@ -174,21 +159,9 @@ TEST(Gemm, EmptyProductsWriteZeroOrNothing) {
 TEST(Gemm, RefusesStridesThatAreTooShort) {
     Stream stream(Device{}, "test");
     const Tensor x(64, DType::f32);
-    const Gemm g{.c = x.data(),
-                 .a = x.data(),
-                 .b = x.data(),
-                 .M = 4,
-                 .N = 4,
-                 .K = 8,
-                 .dtype = DType::f32,
-                 .c_dtype = DType::f32,
-                 .lda = 7};
-    try {
-        gemm(stream, g);
-        ADD_FAILURE() << "accepted";
-    } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("lda is 7 but a row holds 8"), std::string::npos) << error.what();
-    }
+    Gemm g = dense(x, x, x, 4, 4, 8);
+    g.lda = 7;
+    EXPECT_TRUE(says(error_of([&] { gemm(stream, g); }), "lda is 7 but a row holds 8"));
 }
 
 TEST(Gemm, NamesItsLibrary) { EXPECT_NE(std::string(gemm_library(DeviceKind::cpu)), ""); }
@@ -200,15 +173,10 @@ TEST(GemmCrash, ABadPointerOrASignalIsStillACrash) {
     const auto product = [](const void* a) {
         const rlimit none{};
         setrlimit(RLIMIT_CORE, &none);
-        std::vector<float> b(16 * 16), c(16 * 16);
-        gemm_cpu({.c = c.data(),
-                  .a = a ? a : b.data(),
-                  .b = b.data(),
-                  .M = 16,
-                  .N = 16,
-                  .K = 16,
-                  .dtype = DType::f32,
-                  .c_dtype = DType::f32});
+        const Tensor b(16 * 16, DType::f32), c(16 * 16, DType::f32);
+        Gemm g = dense(c, b, b, 16, 16, 16);
+        if (a) g.a = a;
+        gemm_cpu(g);
     };
     EXPECT_EXIT(product(reinterpret_cast<const void*>(uintptr_t(1) << 40)), testing::KilledBySignal(SIGSEGV), "");
     EXPECT_EXIT((product(nullptr), raise(SIGSEGV), std::_Exit(0)), testing::KilledBySignal(SIGSEGV), "");

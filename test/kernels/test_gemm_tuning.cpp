@@ -4,31 +4,21 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <random>
 
 #include "kernels/gemm/gemm_tuning.h"
 #include "kernels/runtime/context.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
 
 class GemmCacheTest : public testing::Test {
    protected:
-    void SetUp() override {
-        folder_ = testing::TempDir() + "/ringzero_gemm_cache_" + std::to_string(getpid());
-        std::filesystem::create_directories(folder_);
-        path_ = folder_ + "/cache.txt";
-    }
-    void TearDown() override { std::filesystem::remove_all(folder_); }
-    std::string text() const {
-        std::ifstream file(path_, std::ios::binary);
-        return {std::istreambuf_iterator<char>(file), {}};
-    }
     void set_text(const std::string& text) const { std::ofstream(path_, std::ios::binary) << text; }
 
-    std::string folder_, path_;
+    const TempFolder folder_;
+    const std::string path_ = folder_ / "cache.txt";
     const std::string key_ =
         "NVIDIA H200, cuBLASLt 13.1.0\tbf16 (24 x 40 x 16), B^T, C bf16, strides 16 16 40, aligned to 256";
     const GemmChoice choice_ = {0, 1, 0xff, 0x7f, 10, 9, 32, 255};
@@ -51,7 +41,7 @@ TEST_F(GemmCacheTest, WhatIsWrittenIsRead) {
 // Any byte changed or lost anywhere in the line: passed over. Only the key's own letters may spell another key.
 TEST_F(GemmCacheTest, DamagedLinesArePassedOver) {
     write_gemm_cache(path_, key_, choice_, 12.5);
-    const std::string good = text();
+    const std::string good = text_in(path_);
     for (size_t i = 0; i < good.size(); ++i) {
         for (const char c : {char(good[i] ^ 1), '\n', '\t', '\0', char(0xff)}) {
             if (c == good[i]) continue;
@@ -68,7 +58,7 @@ TEST_F(GemmCacheTest, DamagedLinesArePassedOver) {
              "no end of line");
     EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
     write_gemm_cache(path_, key_ + "2", choice_, 1);
-    EXPECT_EQ(text().find("damaged"), std::string::npos);
+    EXPECT_EQ(text_in(path_).find("damaged"), std::string::npos);
     EXPECT_EQ(read_gemm_cache(path_, key_, 8), std::vector<GemmChoice>{choice_});
 }
 
@@ -86,7 +76,7 @@ TEST_F(GemmCacheTest, NoiseIsPassedOver) {
 TEST_F(GemmCacheTest, WhatIsNoRegularFileHoldsNothing) {
     ASSERT_EQ(mkfifo(path_.c_str(), 0600), 0);
     EXPECT_TRUE(read_gemm_cache(path_, key_, 8).empty());
-    EXPECT_TRUE(read_gemm_cache(folder_, key_, 8).empty());
+    EXPECT_TRUE(read_gemm_cache(folder_.path, key_, 8).empty());
     EXPECT_TRUE(read_gemm_cache("/dev/zero", key_, 8).empty());
     std::filesystem::remove(path_);
     write_gemm_cache(path_, key_, choice_, 1);
@@ -121,12 +111,8 @@ TEST_F(GemmCacheTest, WritersAtTheSameTimeLoseNothing) {
 }
 
 TEST_F(GemmCacheTest, UnwritableIsSaid) {
-    try {
-        write_gemm_cache(folder_ + "/nowhere/cache.txt", key_, choice_, 1);
-        FAIL() << "it was written";
-    } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find("/nowhere/cache.txt"), std::string::npos) << error.what();
-    }
+    EXPECT_TRUE(says(error_of([&] { write_gemm_cache(folder_ / "nowhere/cache.txt", key_, choice_, 1); }),
+                     "/nowhere/cache.txt"));
 }
 
 TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
@@ -141,11 +127,11 @@ TEST_F(GemmCacheTest, FlagsSayWhatTheyDo) {
     EXPECT_EQ(set_gemm_tuning(cuda, GemmTune::off, path_), "");
     EXPECT_EQ(tuning.tune, GemmTune::off);
     EXPECT_EQ(tuning.cache_file, path_);
-    set_gemm_tuning(cuda, GemmTune::bits_free, folder_ + "/made/cache.txt");
+    set_gemm_tuning(cuda, GemmTune::bits_free, folder_ / "made/cache.txt");
     EXPECT_EQ(tuning.tune, GemmTune::bits_free);
-    EXPECT_TRUE(std::filesystem::is_directory(folder_ + "/made"));
-    std::ofstream(folder_ + "/file") << "x";
-    EXPECT_THROW(set_gemm_tuning(cuda, GemmTune::on, folder_ + "/file/cache.txt"), Error);
+    EXPECT_TRUE(std::filesystem::is_directory(folder_ / "made"));
+    std::ofstream(folder_ / "file") << "x";
+    EXPECT_THROW(set_gemm_tuning(cuda, GemmTune::on, folder_ / "file/cache.txt"), Error);
 }
 
 }  // namespace

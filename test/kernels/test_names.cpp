@@ -2,11 +2,10 @@
 
 #include <gtest/gtest.h>
 
-#include <functional>
-
 #include "comm/collectives.h"
 #include "kernels/runtime/dtype.h"
 #include "kernels/runtime/names.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -31,18 +30,9 @@ TEST(DType, RowsAreWhatFilesAndLibrariesCallThem) {
     }
 }
 
-std::string refusal(const std::function<void()>& what) {
-    try {
-        what();
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
-}
-
 TEST(Names, UnknownOnesAreRefusedWithThoseThereAre) {
-    EXPECT_EQ(refusal([] { parse_dtype("--dtype", "fp8"); }), "--dtype fp8: it must be one of fp32, bf16, fp16");
-    EXPECT_EQ(refusal([] { parse_name<Algorithm>("--algo", "rings"); }),
+    EXPECT_EQ(error_of([] { parse_dtype("--dtype", "fp8"); }), "--dtype fp8: it must be one of fp32, bf16, fp16");
+    EXPECT_EQ(error_of([] { parse_name<Algorithm>("--algo", "rings"); }),
               "--algo rings: it must be one of ring, direct, library, hier, symmetric, hier-symmetric");
     EXPECT_EQ(parse_name<Algorithm>("--algo", "direct"), Algorithm::direct);
     EXPECT_STREQ(name_of(Algorithm::library), "library");

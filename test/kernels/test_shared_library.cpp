@@ -3,27 +3,18 @@
 
 #include <gtest/gtest.h>
 
-#include <unistd.h>
-
 #include <cstdlib>
-#include <filesystem>
-#include <string>
 
-#include "kernels/runtime/check.h"
+#include "test/checks.h"
 
 namespace fs = std::filesystem;
 
 static std::string refusal(const char* name) {
-    try {
-        rz::open_library(name, "get it there");
-    } catch (const rz::Error& e) {
-        return e.what();
-    }
-    return "opened";
+    return rz::error_of([&] { rz::open_library(name, "get it there"); });
 }
 
 TEST(SharedLibrary, IsFoundInTheWheelsOfAVirtualEnvironment) {
-    const fs::path root = fs::path(testing::TempDir()) / ("wheels" + std::to_string(getpid()));
+    const rz::TempFolder root;
     const fs::path lib = root / "lib/python3.11/site-packages/nvidia/nccl/lib";
     fs::create_directories(lib);
     void* const self = rz::open_library("libm.so.6", "");
@@ -34,20 +25,19 @@ TEST(SharedLibrary, IsFoundInTheWheelsOfAVirtualEnvironment) {
             break;
         }
     ASSERT_TRUE(fs::exists(lib / "librz_wheel.so.2"));
-    EXPECT_NE(refusal("librz_wheel.so.2"), "opened");
-    setenv("VIRTUAL_ENV", root.c_str(), 1);
+    EXPECT_NE(refusal("librz_wheel.so.2"), "");
+    setenv("VIRTUAL_ENV", root.path.c_str(), 1);
     void* const wheel = rz::open_library("librz_wheel.so.2", "");
     EXPECT_NE(wheel, self);
     const auto cosine = reinterpret_cast<double (*)(double)>(rz::function_of(wheel, "cos"));
     EXPECT_EQ(cosine(0), 1);
     EXPECT_THROW(rz::function_of(wheel, "rz_no_such_function"), rz::Error);
-    EXPECT_NE(refusal("librz_wheel_broken.so.2"), "opened");
+    EXPECT_NE(refusal("librz_wheel_broken.so.2"), "");
     unsetenv("VIRTUAL_ENV");
-    fs::remove_all(root);
 }
 
 TEST(SharedLibrary, SaysWhichIsMissingAndWhereItIs) {
     const std::string text = refusal("librz_nowhere.so.7");
-    EXPECT_NE(text.find("librz_nowhere.so.7"), std::string::npos) << text;
-    EXPECT_NE(text.find("\n  get it there"), std::string::npos) << text;
+    EXPECT_TRUE(rz::says(text, "librz_nowhere.so.7"));
+    EXPECT_TRUE(rz::says(text, "\n  get it there"));
 }
