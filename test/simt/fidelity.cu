@@ -166,7 +166,7 @@ struct Case {
     std::string name;
     int arch;          // 80 or 90
     double tolerance;  // 0: words must be equal; else relative to 1 + |value|, as floats
-    std::function<void(uint32_t* out, const uint32_t* in, cudaStream_t)> run;
+    std::function<void(uint32_t* out, const uint32_t* in)> run;
 };
 
 CUtensorMap map_2d(const void* p, int swizzle) {
@@ -179,48 +179,35 @@ CUtensorMap map_4d(const void* p, int swizzle) {
 
 std::vector<Case> cases() {
     std::vector<Case> all;
-    const auto add = [&](std::string name, int arch, double tolerance, auto run) {
-        all.push_back({std::move(name), arch, tolerance, run});
+    const auto add = [&](std::string name, int arch, double tolerance, auto k, int threads, int shared, auto... more) {
+        all.push_back({std::move(name), arch, tolerance, [=](uint32_t* out, const uint32_t* in) {
+                           launch(k, LaunchConfig(1, threads, size_t(shared), nullptr), out, in, more...);
+                       }});
     };
-#define RUN [=](uint32_t * out, const uint32_t* in, cudaStream_t s)
-    add(
-        "cp_async16", 80, 0, RUN { launch(kernel<cp_async_kernel>, LaunchConfig(1, 32, 0, s), out, in); });
-    add(
-        "ldmatrix_x4", 80, 0, RUN { launch(kernel<ldmatrix_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });
-    add(
-        "ldmatrix_x4_trans", 80, 0, RUN { launch(kernel<ldmatrix_kernel<true>>, LaunchConfig(1, 32, 0, s), out, in); });
-    add(
-        "movmatrix", 80, 0, RUN { launch(kernel<movmatrix_kernel>, LaunchConfig(1, 32, 0, s), out, in); });
+    add("cp_async16", 80, 0, kernel<cp_async_kernel>, 32, 0);
+    add("ldmatrix_x4", 80, 0, kernel<ldmatrix_kernel<false>>, 32, 0);
+    add("ldmatrix_x4_trans", 80, 0, kernel<ldmatrix_kernel<true>>, 32, 0);
+    add("movmatrix", 80, 0, kernel<movmatrix_kernel>, 32, 0);
     // 16 products of values below 1 and a sum below 20: 17 roundings of 2^-24 relative to it.
-    add(
-        "mma_m16n8k16_bf16", 80, 1e-5, RUN { launch(kernel<mma_kernel<false>>, LaunchConfig(1, 32, 0, s), out, in); });
-    add(
-        "mma_m16n8k16_fp16", 80, 1e-5, RUN { launch(kernel<mma_kernel<true>>, LaunchConfig(1, 32, 0, s), out, in); });
-    add(
-        "bar_sync_arrive", 80, 0, RUN { launch(kernel<named_barrier_kernel>, LaunchConfig(1, 128, 0, s), out, in); });
+    add("mma_m16n8k16_bf16", 80, 1e-5, kernel<mma_kernel<false>>, 32, 0);
+    add("mma_m16n8k16_fp16", 80, 1e-5, kernel<mma_kernel<true>>, 32, 0);
+    add("bar_sync_arrive", 80, 0, kernel<named_barrier_kernel>, 128, 0);
     const char* functions[3] = {"ex2", "rcp", "sqrt"};
-    for (int f = 0; f < 3; f++)
-        add(
-            functions[f], 80, 1e-6, RUN { launch(kernel<approx_kernel>, LaunchConfig(1, 256, 0, s), out, in, f); });
-    add(
-        "bulk_load", 90, 0, RUN { launch(kernel<bulk_kernel>, LaunchConfig(1, 32, 1032, s), out, in); });
+    for (int f = 0; f < 3; f++) add(functions[f], 80, 1e-6, kernel<approx_kernel>, 256, 0, f);
+    add("bulk_load", 90, 0, kernel<bulk_kernel>, 32, 1032);
+    const auto tma = [&](std::string name, auto map, int swizzle, int x, int y, int z, int bytes) {
+        all.push_back({std::move(name), 90, 0, [=](uint32_t* out, const uint32_t* in) {
+                           launch(kernel<tma_kernel>, LaunchConfig(1, 32, size_t(bytes) + 8, nullptr), out,
+                                  map(in, swizzle), x, y, z, bytes);
+                       }});
+    };
     // Named after the instruction for two dimensions, with which the GPU wrote their files: two more, of one element,
     // change no byte of a box.
-    for (int swizzle : {0, 32, 64, 128}) {
-        const int bytes = (swizzle ? swizzle : 32) * 8;
-        add(
-            "tma_load_2d_swizzle" + std::to_string(swizzle), 90, 0, RUN {
-                launch(kernel<tma_kernel>, LaunchConfig(1, 32, size_t(bytes) + 8, s), out, map_2d(in, swizzle), 8, -3,
-                       0, bytes);
-            });
-    }
-    add(
-        "tma_load_4d", 90, 0,
-        RUN { launch(kernel<tma_kernel>, LaunchConfig(1, 32, 64 * 8 + 8, s), out, map_4d(in, 64), 40, 5, 1, 64 * 8); });
+    for (int swizzle : {0, 32, 64, 128})
+        tma("tma_load_2d_swizzle" + std::to_string(swizzle), map_2d, swizzle, 8, -3, 0, (swizzle ? swizzle : 32) * 8);
+    tma("tma_load_4d", map_4d, 64, 40, 5, 1, 64 * 8);
     const auto wgmma = [&](std::string name, uint32_t layout, auto product) {
-        add(
-            name + "_layout" + std::to_string(layout), 90, 2e-5,
-            RUN { launch(product, LaunchConfig(1, 128, kWords * 4, s), out, in, layout); });
+        add(name + "_layout" + std::to_string(layout), 90, 2e-5, product, 128, kWords * 4, layout);
     };
     for (uint32_t layout = 0; layout < 4; layout++) {
         wgmma("wgmma_bf16_n64", layout, kernel<wgmma_kernel<64, false, false, false, false>>);
@@ -237,7 +224,6 @@ std::vector<Case> cases() {
     wgmma("wgmma_bf16_n96", 1, kernel<wgmma_kernel<96, false, false, false, false>>);
     wgmma("wgmma_bf16_n128", 1, kernel<wgmma_kernel<128, false, false, false, false>>);
     return all;
-#undef RUN
 }
 
 // ---- running and comparing
@@ -248,7 +234,7 @@ std::vector<uint32_t> run_case(const Case& c) {
     for (char ch : c.name) state = state * 31 + uint32_t(ch);
     for (uint32_t& x : in) x = state = state * 1664525u + 1013904223u, x ^= x >> 15;
     selftest::DeviceArray<uint32_t> din(in), dout(poison);
-    c.run(dout.data(), din.data(), nullptr);
+    c.run(dout.data(), din.data());
     const cudaError_t e = cudaDeviceSynchronize();
     if (e != cudaSuccess) fail("%s: %s", c.name.c_str(), cudaGetErrorString(e));
     std::vector<uint32_t> out = dout.get();
