@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "comm/collectives.h"
+#include "comm/loopback.h"
 #include "comm/nccl_comm.h"
 #include "comm/nccl_transport.h"
 #include "comm/watch.h"
@@ -30,6 +31,12 @@ const Device kGpu{DeviceKind::cuda, 0};
 struct Member {
     Member(const std::string& id, int rank, int max_ctas = 0)
         : comm(id, rank, 2, kGpu, {.group = "pair", .watch = nullptr, .channels = {.max_ctas = max_ctas}}) {}
+    template <class Calls>
+    void group(Calls calls) {
+        NcclComm::Group g(comm, stream);
+        calls(g);
+        g.end();
+    }
     NcclComm comm;
     Stream stream{kGpu, "test"};
     Buffer memory{kGpu, 4096, MemKind::comm, "test"};
@@ -40,14 +47,11 @@ template <class Body>
 void on_two_ranks(Body body) {
     load_kernels(kGpu);
     const std::string id = NcclComm::unique_id();
-    const auto run = [&](int rank) {
+    LoopbackHub(2).run([&](int rank) {
         Member member(id, rank);
         body(rank, member);
         member.stream.synchronize();
-    };
-    std::thread other([&] { run(1); });
-    run(0);
-    other.join();
+    });
 }
 
 std::vector<float> values(const Buffer& memory, int64_t first, int64_t n) {
@@ -58,23 +62,14 @@ TEST(NcclComm, EveryCallGivesWhatItSays) {
     on_two_ranks([](int rank, Member& m) {
         float* x = m.memory.as<float>();
         std::iota(x, x + 8, float(10 * rank));
-        NcclComm::Group calls(m.comm, m.stream);
-        calls.all_reduce(x, x + 100, 8, DType::f32);
-        calls.end();
-        NcclComm::Group scatter(m.comm, m.stream);
-        scatter.reduce_scatter(x, x + 200, 4, DType::f32);
-        scatter.end();
-        NcclComm::Group gather(m.comm, m.stream);
-        gather.all_gather(x, x + 300, 8, DType::f32);
-        gather.end();
-        NcclComm::Group exchange(m.comm, m.stream);
-        exchange.send(x, 32, 1 - rank);
-        exchange.recv(x + 400, 32, 1 - rank);
-        exchange.end();
-        NcclComm::Group rooted(m.comm, m.stream);
-        rooted.reduce(x, x + 500, 8, DType::f32, 1);
-        rooted.broadcast(x + 100, 8, DType::f32, 0);
-        rooted.end();
+        m.group([&](auto& calls) { calls.all_reduce(x, x + 100, 8, DType::f32); });
+        m.group([&](auto& calls) { calls.reduce_scatter(x, x + 200, 4, DType::f32); });
+        m.group([&](auto& calls) { calls.all_gather(x, x + 300, 8, DType::f32); });
+        m.group([&](auto& calls) { calls.send(x, 32, 1 - rank), calls.recv(x + 400, 32, 1 - rank); });
+        m.group([&](auto& calls) {
+            calls.reduce(x, x + 500, 8, DType::f32, 1);
+            calls.broadcast(x + 100, 8, DType::f32, 0);
+        });
         m.stream.synchronize();
         for (int i = 0; i < 8; ++i) {
             EXPECT_EQ(x[100 + i], float(2 * i + 10));
@@ -102,7 +97,7 @@ TEST(NcclCollectives, EqualSlicesOfAUnitAreOneReduceScatterAndOneAllGather) {
         };
         const std::vector<int> before = counts();
         const std::string id = nccl_unique_id();
-        const auto run = [&](int rank) {
+        LoopbackHub(kRanks).run([&](int rank) {
             const auto transport = make_nccl_transport(id, rank, {0, 1, 2}, "data", kGpu, nullptr);
             const auto library = make_collectives(Algorithm::library, *transport, {});
             const std::vector<int64_t> offsets = unit.slice_offsets(kRanks);
@@ -122,11 +117,7 @@ TEST(NcclCollectives, EqualSlicesOfAUnitAreOneReduceScatterAndOneAllGather) {
             int64_t wrong = 0;
             for (int64_t i = 0; i < unit.padded; ++i) wrong += x[i] != float(3 * (i % 61) + 300);
             EXPECT_EQ(wrong, 0) << "rank " << rank;
-        };
-        std::vector<std::thread> others;
-        for (int r = 1; r < kRanks; ++r) others.emplace_back(run, r);
-        run(0);
-        for (std::thread& t : others) t.join();
+        });
         std::vector<int> after = counts();
         for (size_t i = 0; i < after.size(); ++i) after[i] -= before[i];
         return after;
@@ -140,7 +131,7 @@ TEST(NcclCollectives, EqualSlicesOfAUnitAreOneReduceScatterAndOneAllGather) {
 TEST(NcclTransport, MessagesMakeNoEvents) {
     load_kernels(kGpu);
     const std::string id = nccl_unique_id();
-    const auto run = [&](int rank) {
+    LoopbackHub(2).run([&](int rank) {
         const auto transport = make_nccl_transport(id, rank, {0, 1}, "data", kGpu, nullptr);
         Stream stream(kGpu, "test");
         Buffer memory(kGpu, 8, MemKind::comm, "test");
@@ -156,10 +147,7 @@ TEST(NcclTransport, MessagesMakeNoEvents) {
         }
         const uint64_t made = simt::events_made() - warm;
         EXPECT_LE(made, 20u) << "rank " << rank << " of 240 for 40 messages of two ranks";
-    };
-    std::thread other([&] { run(1); });
-    run(0);
-    other.join();
+    });
 }
 
 // Several threads use a communicator as they like, and the watchdog looks at it: NcclComm lets in one at a time. The
@@ -167,12 +155,11 @@ TEST(NcclTransport, MessagesMakeNoEvents) {
 TEST(NcclComm, ThreadsOfARankTakeTurns) {
     on_two_ranks([](int, Member& m) {
         const auto many = [&] {
-            for (int i = 0; i < 50; ++i) {
-                NcclComm::Group calls(m.comm, m.stream);
-                calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
-                calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
-                calls.end();
-            }
+            for (int i = 0; i < 50; ++i)
+                m.group([&](auto& calls) {
+                    calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+                    calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+                });
         };
         std::thread second(many), watchdog([&] {
             for (int i = 0; i < 200; ++i) m.comm.poll();
@@ -187,10 +174,10 @@ TEST(NcclComm, ThreadsOfARankTakeTurns) {
 // does not wait for the group's end, which it may be there to report.
 TEST(NcclComm, TheWatchdogStaysOutWhileAThreadIsInAGroup) {
     on_two_ranks([](int, Member& m) {
-        NcclComm::Group calls(m.comm, m.stream);
-        calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
-        std::thread([&] { m.comm.poll(); }).join();
-        calls.end();
+        m.group([&](auto& calls) {
+            calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
+            std::thread([&] { m.comm.poll(); }).join();
+        });
         std::thread([&] { m.comm.poll(); }).join();
     });
 }
@@ -198,17 +185,14 @@ TEST(NcclComm, TheWatchdogStaysOutWhileAThreadIsInAGroup) {
 // Calls before the exception are launched or dropped, but the group is closed: the next one works.
 TEST(NcclComm, AnExceptionClosesTheGroup) {
     on_two_ranks([](int, Member& m) {
-        try {
-            NcclComm::Group calls(m.comm, m.stream);
+        EXPECT_THROW(m.group([&](auto& calls) {
             calls.all_reduce(m.memory.data(), m.memory.data(), 4, DType::f32);
             fail("the second message can't be made");
-        } catch (const Error&) {
-        }
+        }),
+                     Error);
         float* x = m.memory.as<float>() + 64;
         x[0] = 1;
-        NcclComm::Group calls(m.comm, m.stream);
-        calls.all_reduce(x, x, 1, DType::f32);
-        calls.end();
+        m.group([&](auto& calls) { calls.all_reduce(x, x, 1, DType::f32); });
         m.stream.synchronize();
         EXPECT_EQ(x[0], 2);
     });
@@ -252,24 +236,17 @@ TEST(NcclComm, AnErrorOfACallIsThrownAndClosesTheGroup) {
 TEST(NcclComm, LanesStayWithinTheirThreadBlocks) {
     setenv("SIMT_NCCL_BLOCKS", "12", 1);
     const std::string up = NcclComm::unique_id(), down = NcclComm::unique_id();
-    const auto run = [&](int rank) {
+    LoopbackHub(2).run([&](int rank) {
         Member first(up, rank, 3), second(down, rank, 3);
         Member &in = rank == 0 ? second : first, &out = rank == 0 ? first : second;
         int* x = in.memory.as<int>();
         x[0] = -1, x[1] = 10 + rank;
-        NcclComm::Group asks(in.comm, in.stream);
-        asks.recv(x, 4, 1 - rank);
-        asks.end();
-        NcclComm::Group sends(out.comm, out.stream);
-        sends.send(x + 1, 4, 1 - rank);
-        sends.end();
+        in.group([&](auto& calls) { calls.recv(x, 4, 1 - rank); });
+        out.group([&](auto& calls) { calls.send(x + 1, 4, 1 - rank); });
         in.stream.synchronize();
         out.stream.synchronize();
         EXPECT_EQ(x[0], 10 + 1 - rank);
-    };
-    std::thread other([&] { run(1); });
-    run(0);
-    other.join();
+    });
     unsetenv("SIMT_NCCL_BLOCKS");
 }
 

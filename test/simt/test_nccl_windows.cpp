@@ -270,7 +270,7 @@ TEST_F(WindowModelDeath, GatheredAtDifferentPlaces) {
     const auto gather = [](bool registered) {
         ncclUniqueId id;
         ncclGetUniqueId(&id);
-        const auto run = [&](int rank) {
+        LoopbackHub(2).run([&](int rank) {
             ncclComm_t c = nullptr;
             ncclCommInitRankConfig(&c, 2, id, rank, nullptr);
             void *p = nullptr, *other = nullptr;
@@ -283,10 +283,7 @@ TEST_F(WindowModelDeath, GatheredAtDifferentPlaces) {
             cudaStreamCreate(&stream);
             ncclAllGather(out + 64 * rank, out, 64, ncclInt8, c, stream);
             cudaStreamSynchronize(stream);
-        };
-        std::thread one([&] { run(1); });
-        run(0);
-        one.join();
+        });
     };
     EXPECT_DEATH(gather(true), "do not lie at one place of a window on all ranks");
     EXPECT_DEATH(gather(false), "do not lie at one place of a window on all ranks");
@@ -307,17 +304,14 @@ TEST_F(WindowModelDeath, OfDifferentSizes) {
         {
             ncclUniqueId id;
             ncclGetUniqueId(&id);
-            const auto take = [&](int rank) {
+            LoopbackHub(2).run([&](int rank) {
                 ncclComm_t c = nullptr;
                 ncclCommInitRankConfig(&c, 2, id, rank, nullptr);
                 void* p = nullptr;
                 ncclWindow_t w = nullptr;
                 ncclMemAlloc(&p, size_t(1 + rank) << 20);
                 ncclCommWindowRegister(c, p, 4096, &w, NCCL_WIN_COLL_SYMMETRIC);
-            };
-            std::thread other([&] { take(1); });
-            take(0);
-            other.join();
+            });
         },
         "ranks register windows of different sizes");
 }
