@@ -45,15 +45,23 @@ void Collectives::measured(Stream& stream, const char* op, int64_t bytes, Body&&
     stream.wait(before);
     if (!options_.meter) {
         body();
+        mark_done(stream);
         if (held_) held_->wait(stream.record());
         return;
     }
     const int64_t sent = transport_.bytes_sent();
     Event began = stream.record(/*timing=*/true);
     body();
+    mark_done(stream);
     const Event ended = stream.record(/*timing=*/true);
     options_.meter->add(op, transport_.bytes_sent() - sent, std::move(began), ended, options_.axis);
     if (held_) options_.meter->wait(*held_, ended, before);
+}
+
+int64_t Collectives::longest(Offsets offsets) const {
+    int64_t most = 0;
+    for (int r = 0; r < size(); ++r) most = std::max(most, count(offsets, r));
+    return most;
 }
 
 int64_t Collectives::scatter_bytes(Offsets offsets, DType wire) const {
@@ -120,8 +128,13 @@ void Collectives::exchange(Stream& stream, const char* op, const std::vector<Mes
         for (const Message& m : messages)
             if (m.bytes > 0) group.messages.push_back(m);
         transport_.exchange(stream, group);
-        mark_done(stream);
     });
+}
+
+void Collectives::do_all_reduce(Stream& stream, const AllReduce& a) {
+    const ReduceScatter first = first_half(a);
+    do_reduce_scatter(stream, first);
+    do_all_gather(stream, {.out = a.out, .in = first.out, .offsets = a.offsets, .dtype = a.dtype});
 }
 
 // Rank root + d receives each chunk from root + d - 1 and passes it on while the next one arrives.
@@ -137,7 +150,6 @@ void Collectives::do_broadcast(Stream& stream, void* data, int64_t bytes, int ro
         if (distance < size() - 1 && out >= 0 && out < chunks) group.send(at(out), length(out), wrap(rank() + 1));
         transport_.exchange(stream, group);
     }
-    mark_done(stream);
 }
 
 void Collectives::barrier(Stream& stream) {
@@ -153,7 +165,6 @@ void Collectives::barrier(Stream& stream) {
             group.recv(barrier_bytes_.bytes_at(1), 1, wrap(rank() - distance));
             transport_.exchange(stream, group);
         }
-        mark_done(stream);
     });
 }
 

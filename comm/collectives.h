@@ -128,7 +128,7 @@ class Collectives {
     virtual std::string through() const { return ""; }
 
    protected:
-    virtual void do_all_reduce(Stream& stream, const AllReduce& args) = 0;
+    virtual void do_all_reduce(Stream& stream, const AllReduce& args);  // the other two, one after the other
     virtual void do_reduce_scatter(Stream& stream, const ReduceScatter& args) = 0;
     virtual void do_all_gather(Stream& stream, const AllGather& args) = 0;
     virtual void do_broadcast(Stream& stream, void* data, int64_t bytes, int root);
@@ -142,6 +142,7 @@ class Collectives {
 
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
+    int64_t longest(Offsets offsets) const;  // slice's elements
     // First half of an all-reduce: the sum of this rank's slice, where it lies in `out`. The second is an all-gather.
     ReduceScatter first_half(const AllReduce& a) const;
     int wrap(int r) const { return ((r % size()) + size()) % size(); }
@@ -149,8 +150,6 @@ class Collectives {
     void* scratch(Stream& stream, int64_t bytes);
     // A group that the flight recorder knows as the next hop of the running operation.
     MessageGroup hop() const;
-    // Marks the running operation complete, in stream order; the algorithms end with it.
-    void mark_done(Stream& stream);
     // The running operation, carried out by another algorithm on the same transport.
     template <class Args>
     void hand_to(Collectives& other, Stream& stream, const Args& a) {
@@ -170,6 +169,8 @@ class Collectives {
    private:
     template <class Body>
     void measured(Stream& stream, const char* op, int64_t bytes, Body&& body);
+    // Marks the running operation complete, in stream order.
+    void mark_done(Stream& stream);
 
     Buffer scratch_;
     Buffer barrier_bytes_;

@@ -17,12 +17,8 @@ class Direct : public Collectives {
     const char* name() const override { return "direct"; }
 
    protected:
-    void do_all_reduce(Stream& stream, const AllReduce& a) override;
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override;
-    void do_all_gather(Stream& stream, const AllGather& a) override {
-        gather(stream, a.out, a.offsets, a.dtype);
-        mark_done(stream);
-    }
+    void do_all_gather(Stream& stream, const AllGather& a) override;
 
    private:
     struct Lane {
@@ -36,14 +32,10 @@ class Direct : public Collectives {
         int64_t count;     // in the longest slice
     };
     Chunks chunks_of(Offsets offsets, DType moved) const {
-        int64_t longest = 0;
-        for (int r = 0; r < size(); ++r) longest = std::max(longest, count(offsets, r));
         const int64_t most = std::max<int64_t>(64, options_.chunk_bytes / size_of(moved));
-        const int64_t elements = std::min(most, round_up(std::max<int64_t>(longest, 1), 64));
-        return {elements, ceil_div(longest, elements)};
+        const int64_t elements = std::min(most, round_up(std::max<int64_t>(longest(offsets), 1), 64));
+        return {elements, ceil_div(longest(offsets), elements)};
     }
-    void scatter(Stream& stream, const ReduceScatter& a);
-    void gather(Stream& stream, void* out, Offsets offsets, DType dtype);
     void start_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
     void finish_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
 
@@ -97,7 +89,7 @@ void Direct::finish_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk,
                       .dtype = a.wire});
 }
 
-void Direct::scatter(Stream& stream, const ReduceScatter& a) {
+void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
     const auto [chunk, chunks] = chunks_of(a.offsets, a.wire);
     const int lane_count = int(std::min<int64_t>(options_.lanes, chunks));
     std::vector<Lane> lanes(static_cast<size_t>(lane_count));
@@ -118,9 +110,10 @@ void Direct::scatter(Stream& stream, const ReduceScatter& a) {
 }
 
 // This rank's slice lies in place. Chunk c + lanes travels while chunk c is waited for.
-void Direct::gather(Stream& stream, void* out, Offsets offsets, DType dtype) {
-    const auto [chunk, chunks] = chunks_of(offsets, dtype);
-    const int64_t bytes = size_of(dtype);
+void Direct::do_all_gather(Stream& stream, const AllGather& a) {
+    const auto [chunk, chunks] = chunks_of(a.offsets, a.dtype);
+    const int64_t bytes = size_of(a.dtype);
+    char* out = static_cast<char*>(a.out);
     std::vector<Transfer> transfers(static_cast<size_t>(chunks));
     for (int64_t c = 0; c < chunks + options_.lanes; ++c) {
         if (c >= options_.lanes && c - options_.lanes < chunks)
@@ -129,23 +122,12 @@ void Direct::gather(Stream& stream, void* out, Offsets offsets, DType dtype) {
         MessageGroup group = hop();
         for (int d = 1; d < size(); ++d) {
             const int to = wrap(rank() + d), from = wrap(rank() - d);
-            const Part own = part(offsets, chunk, c, rank()), theirs = part(offsets, chunk, c, from);
-            group.send(static_cast<char*>(out) + own.begin * bytes, own.n * bytes, to);
-            group.recv(static_cast<char*>(out) + theirs.begin * bytes, theirs.n * bytes, from);
+            const Part own = part(a.offsets, chunk, c, rank()), theirs = part(a.offsets, chunk, c, from);
+            group.send(out + own.begin * bytes, own.n * bytes, to);
+            group.recv(out + theirs.begin * bytes, theirs.n * bytes, from);
         }
         transfers[size_t(c)] = transport_.start(stream, group);
     }
-}
-
-void Direct::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
-    scatter(stream, a);
-    mark_done(stream);
-}
-
-void Direct::do_all_reduce(Stream& stream, const AllReduce& a) {
-    scatter(stream, first_half(a));
-    gather(stream, a.out, a.offsets, a.dtype);
-    mark_done(stream);
 }
 
 }  // namespace

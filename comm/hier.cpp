@@ -38,13 +38,11 @@ class Hier : public Collectives {
         const int64_t in = size_of(a.dtype), wire = size_of(a.wire), out = size_of(a.out_dtype);
         transport_.make_exchange(stream, {0, a.offsets.back(), a.offsets[1], in, wire, out},
                                  [&] { scatter(stream, a); });
-        mark_done(stream);
     }
     void do_all_gather(Stream& stream, const AllGather& a) override {
         if (Collectives* how = one_level(a.offsets, a.dtype)) return hand_to(*how, stream, a);
         transport_.make_exchange(stream, {1, a.offsets.back(), a.offsets[1], size_of(a.dtype), 0, 0},
                                  [&] { gather(stream, a.out, a.offsets, a.dtype); });
-        mark_done(stream);
     }
 
    private:
@@ -122,15 +120,14 @@ Collectives* Hier::one_level(Offsets offsets, DType moved) {
 
 Hier::Steps Hier::steps_of(Offsets offsets, DType moved) const {
     Steps k;
-    int64_t longest = 1;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(offsets, r));
+    const int64_t most = std::max<int64_t>(1, longest(offsets));
     const int64_t bytes =
         options_.step_bytes ? options_.step_bytes : hier_step_bytes(offsets.back() * size_of(moved), nodes_);
     const int64_t step = std::max<int64_t>(1, bytes / size_of(moved));
-    const int64_t per = std::clamp<int64_t>(ceil_div(step, longest), 1, nodes_);
+    const int64_t per = std::clamp<int64_t>(ceil_div(step, most), 1, nodes_);
     k.per = int(ceil_div(nodes_, ceil_div(nodes_, per)));  // steps of equal size
-    if (k.per == 1) k.chunks = int(ceil_div(longest, step));
-    k.chunk = ceil_div(longest, k.chunks);
+    if (k.per == 1) k.chunks = int(ceil_div(most, step));
+    k.chunk = ceil_div(most, k.chunks);
     k.count = int(ceil_div(nodes_, k.per)) * k.chunks;
     return k;
 }
@@ -377,7 +374,6 @@ void Hier::do_all_reduce(Stream& stream, const AllReduce& a) {
         scatter(stream, first_half(a));
         gather(stream, a.out, a.offsets, a.dtype);
     }
-    mark_done(stream);
 }
 
 }  // namespace

@@ -37,18 +37,9 @@ class HierSymmetric : public Collectives {
    protected:
     void do_reduce_scatter(Stream& stream, const ReduceScatter& a) override {
         counted([&] { scatter(stream, a); });
-        mark_done(stream);
     }
     void do_all_gather(Stream& stream, const AllGather& a) override {
         counted([&] { gather(stream, a.out, a.offsets, a.dtype); });
-        mark_done(stream);
-    }
-    void do_all_reduce(Stream& stream, const AllReduce& a) override {
-        counted([&] {
-            scatter(stream, first_half(a));
-            gather(stream, a.out, a.offsets, a.dtype);
-        });
-        mark_done(stream);
     }
 
    private:

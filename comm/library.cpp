@@ -12,7 +12,6 @@ void HostLibrary::do_all_reduce(Stream& stream, const AllReduce& a) {
     char* sums = in_wire ? out : wire_values(stream, in, a.dtype, a.wire, n);
     sum(stream, in_wire && in != out ? in : nullptr, sums, n, a.wire);
     scale_into(stream, out, a.dtype, sums, a.wire, n, a.scale);
-    mark_done(stream);
 }
 
 void HostLibrary::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
@@ -29,7 +28,6 @@ void HostLibrary::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
         sums = static_cast<char*>(host_scratch(stream, own * size_of(a.wire)));
     sum_slices(stream, in_wire ? in : nullptr, sums, a.offsets, a.wire);
     scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
-    mark_done(stream);
 }
 
 void HostLibrary::do_all_gather(Stream& stream, const AllGather& a) {
@@ -38,7 +36,6 @@ void HostLibrary::do_all_gather(Stream& stream, const AllGather& a) {
     if (staged_) values = wire_values(stream, a.out, a.dtype, a.dtype, n);
     gather_slices(stream, values, a.offsets, a.dtype);
     if (staged_) stream.copy(a.out, values, n * size_of(a.dtype));
-    mark_done(stream);
 }
 
 void HostLibrary::do_broadcast(Stream& stream, void* data, int64_t bytes, int root) {
@@ -49,7 +46,6 @@ void HostLibrary::do_broadcast(Stream& stream, void* data, int64_t bytes, int ro
     }
     spread(stream, values, bytes, root);
     if (staged_) stream.copy(data, values, bytes);
-    mark_done(stream);
 }
 
 void* HostLibrary::host_scratch(Stream& stream, int64_t bytes) {
@@ -88,7 +84,6 @@ void DeviceLibrary::do_all_reduce(Stream& stream, const AllReduce& a) {
     }
     sum(stream, values, sums, n, a.wire);
     scale_into(stream, out, a.dtype, sums, a.wire, n, a.scale);
-    mark_done(stream);
 }
 
 void DeviceLibrary::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
@@ -104,17 +99,14 @@ void DeviceLibrary::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
     char* sums = memory + converted;
     sum_slices(stream, values, sums, a.offsets, a.wire);
     scale_into(stream, a.out, a.out_dtype, sums, a.wire, own, a.scale);
-    mark_done(stream);
 }
 
 void DeviceLibrary::do_all_gather(Stream& stream, const AllGather& a) {
     gather_slices(stream, static_cast<char*>(a.out), a.offsets, a.dtype);
-    mark_done(stream);
 }
 
 void DeviceLibrary::do_broadcast(Stream& stream, void* data, int64_t bytes, int root) {
     spread(stream, data, bytes, root);
-    mark_done(stream);
 }
 
 }  // namespace rz

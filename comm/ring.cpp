@@ -67,9 +67,7 @@ class Ring : public Collectives {
     int lanes_of(const Plan& plan) const { return int(std::min<int64_t>(options_.lanes, plan.chunks)); }
     // Bytes of each of a lane's two buffers; 0: it needs none.
     int64_t lane_bytes(const Plan& plan) const {
-        int64_t longest = 0;
-        for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
-        return plan.reduce ? round_up(std::min(plan.chunk, longest) * size_of(plan.wire), 256) : 0;
+        return plan.reduce ? round_up(std::min(plan.chunk, longest(plan.offsets)) * size_of(plan.wire), 256) : 0;
     }
     bool reducing(const Plan& plan, int hop) const { return plan.reduce && hop < plan.half; }
     // Step within its half of the ring.
@@ -122,14 +120,13 @@ void Ring::finish_hop(Stream& stream, const Plan& plan, Lane& lane) {
 }
 
 void Ring::run(Stream& stream, Plan plan) {
-    int64_t longest = 0;
-    for (int r = 0; r < size(); ++r) longest = std::max(longest, count(plan.offsets, r));
+    const int64_t most = longest(plan.offsets);
     const DType moved = plan.reduce ? plan.wire : plan.out_dtype;
     int64_t chunk = options_.chunk_bytes;
     if (chunk == options_.largest_chunk_bytes)  // nobody asked for another
-        chunk = std::min(chunk, std::max(kGoodChunk, ceil_div(longest, options_.lanes) * size_of(moved)));
+        chunk = std::min(chunk, std::max(kGoodChunk, ceil_div(most, options_.lanes) * size_of(moved)));
     plan.chunk = std::max(kMinChunk, chunk / size_of(moved));
-    plan.chunks = ceil_div(longest, plan.chunk);
+    plan.chunks = ceil_div(most, plan.chunk);
     plan.half = size() - 1;
     if (const int64_t bytes = lane_bytes(plan); bytes > 0) scratch(stream, 2 * bytes * lanes_of(plan));
     const int64_t bytes = (plan.reduce ? scatter_bytes(plan.offsets, plan.wire) : 0) +
@@ -145,7 +142,6 @@ void Ring::run(Stream& stream, Plan plan) {
         some.half = hops;
         move(stream, some);
     });
-    mark_done(stream);
 }
 
 void Ring::move(Stream& stream, const Plan& plan_) {

@@ -248,11 +248,6 @@ class Symmetric : public Collectives {
     bool past_caches(int64_t whole) const { return whole * size() >= kPastCaches; }
     void place(Stream& stream, void* to, const void* from, int64_t bytes, int64_t whole) const;
     void gather_staged(Stream& stream, void* out, Offsets offsets, int64_t element);
-    int64_t longest(Offsets offsets) const {
-        int64_t most = 0;
-        for (int r = 0; r < size(); ++r) most = std::max(most, count(offsets, r));
-        return most;
-    }
     // Piece c of slice r: where it begins, and its elements.
     std::pair<int64_t, int64_t> part(Offsets offsets, int64_t c, int64_t piece, int r) const {
         const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * piece, end);
@@ -344,7 +339,6 @@ void Symmetric::reduce(Stream& stream, const ReduceScatter& a) {
 void Symmetric::do_reduce_scatter(Stream& stream, const ReduceScatter& a) {
     reduce(stream, a);
     await(stream, issued_);  // nobody reads this rank's values any more
-    mark_done(stream);
 }
 
 // ---- all-gather -----------------------------------------------------------------------------------------------------
@@ -416,7 +410,6 @@ void Symmetric::do_all_gather(Stream& stream, const AllGather& a) {
     await(stream, issued_);
     gather(stream, {.out = a.out, .in = a.in, .offsets = a.offsets, .element = size_of(a.dtype)});
     await(stream, issued_);
-    mark_done(stream);
 }
 
 // On the CPU, of buffers that all map: each rank puts the sums of its slice where every rank wants them, a piece at a
@@ -460,14 +453,13 @@ void Symmetric::do_all_reduce(Stream& stream, const AllReduce& a) {
         await(stream, issued_);
         reduce_to_all(stream, a, *in, *out);
         await(stream, issued_);
-        return mark_done(stream);
+        return;
     }
     reduce(stream, first_half(a));
     await(stream, issued_);
     const char* sums = static_cast<char*>(a.out) + offset(a.offsets, rank()) * size_of(a.dtype);
     gather(stream, {.out = a.out, .in = sums, .offsets = a.offsets, .element = size_of(a.dtype)});
     await(stream, issued_);
-    mark_done(stream);
 }
 
 void Symmetric::do_broadcast(Stream& stream, void* data, int64_t bytes, int root) {
@@ -477,7 +469,6 @@ void Symmetric::do_broadcast(Stream& stream, void* data, int64_t bytes, int root
     const char* own = static_cast<char*>(data) + offset(offsets, rank());
     gather(stream, {.out = data, .in = own, .offsets = offsets, .element = 1});
     await(stream, issued_);
-    mark_done(stream);
 }
 
 }  // namespace
