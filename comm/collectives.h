@@ -29,6 +29,7 @@
 //
 // A Collectives object is used from one stream at a time; it must outlive the work enqueued through it.
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <span>
@@ -143,6 +144,14 @@ class Collectives {
     int64_t offset(Offsets offsets, int r) const { return offsets[size_t(r)]; }
     int64_t count(Offsets offsets, int r) const { return offsets[size_t(r) + 1] - offsets[size_t(r)]; }
     int64_t longest(Offsets offsets) const;  // slice's elements
+    // Piece c of slice r, which is cut into pieces of so many elements; empty beyond its end.
+    struct Part {
+        int64_t begin, n;
+    };
+    Part part(Offsets offsets, int64_t piece, int64_t c, int r) const {
+        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * piece, end);
+        return {begin, std::min(piece, end - begin)};
+    }
     // First half of an all-reduce: the sum of this rank's slice, where it lies in `out`. The second is an all-gather.
     ReduceScatter first_half(const AllReduce& a) const;
     int wrap(int r) const { return ((r % size()) + size()) % size(); }

@@ -38,15 +38,6 @@ class Direct : public Collectives {
     }
     void start_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
     void finish_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane);
-
-    // Chunk c of slice r.
-    struct Part {
-        int64_t begin, n;
-    };
-    Part part(Offsets offsets, int64_t chunk, int64_t c, int r) const {
-        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * chunk, end);
-        return {begin, std::min(chunk, end - begin)};
-    }
 };
 
 void Direct::start_chunk(Stream& stream, const ReduceScatter& a, int64_t chunk, int64_t c, Lane& lane) {

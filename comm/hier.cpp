@@ -54,9 +54,6 @@ class Hier : public Collectives {
         int count = 1;
         bool whole() const { return count == 1; }
     };
-    struct Part {
-        int64_t begin, n;
-    };
     struct Scatter {
         const ReduceScatter& a;
         Steps steps;

@@ -56,13 +56,8 @@ class Ring : public Collectives {
     void start_hop(Stream& stream, const Plan& plan, Lane& lane);
     void finish_hop(Stream& stream, const Plan& plan, Lane& lane);
 
-    // The part of slice r in the lane's chunk: [begin, begin + n), empty beyond the slice's end.
-    struct Part {
-        int64_t begin, n;
-    };
     Part part(const Plan& plan, const Lane& lane, int r) const {
-        const int64_t begin = std::min(offset(plan.offsets, r) + lane.chunk * plan.chunk, offset(plan.offsets, r + 1));
-        return {begin, std::min(plan.chunk, offset(plan.offsets, r + 1) - begin)};
+        return Collectives::part(plan.offsets, plan.chunk, lane.chunk, r);
     }
     int lanes_of(const Plan& plan) const { return int(std::min<int64_t>(options_.lanes, plan.chunks)); }
     // Bytes of each of a lane's two buffers; 0: it needs none.

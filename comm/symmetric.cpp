@@ -248,11 +248,6 @@ class Symmetric : public Collectives {
     bool past_caches(int64_t whole) const { return whole * size() >= kPastCaches; }
     void place(Stream& stream, void* to, const void* from, int64_t bytes, int64_t whole) const;
     void gather_staged(Stream& stream, void* out, Offsets offsets, int64_t element);
-    // Piece c of slice r: where it begins, and its elements.
-    std::pair<int64_t, int64_t> part(Offsets offsets, int64_t c, int64_t piece, int r) const {
-        const int64_t end = offset(offsets, r + 1), begin = std::min(offset(offsets, r) + c * piece, end);
-        return {begin, std::min(piece, end - begin)};
-    }
 
     bool pinned_, gpu_;
     int64_t half_;
@@ -304,14 +299,14 @@ void Symmetric::reduce_staged(Stream& stream, const ReduceScatter& a) {
         char* mine = staging_->part(rank()) + half;
         if (c >= 2) await(stream, issued_ + 2 * uint64_t(c - 1));
         for (int r = 0; r < size(); ++r) {
-            const auto [begin, n] = part(a.offsets, c, piece, r);
+            const auto [begin, n] = part(a.offsets, piece, c, r);
             scale_into(stream, (pinned_ ? rows : mine) + r * row, a.wire,
                        static_cast<const char*>(a.in) + begin * size_of(a.dtype), a.dtype, n, 1);
             if (pinned_ && r != rank()) stream.copy(mine + r * row, rows + r * row, n * wire);
         }
         publish(stream, issued_ + 2 * uint64_t(c) + 1);
         await(stream, issued_ + 2 * uint64_t(c) + 1);
-        const auto [begin, n] = part(a.offsets, c, piece, rank());
+        const auto [begin, n] = part(a.offsets, piece, c, rank());
         for (int d = 1; d < size(); ++d) {
             const int from = wrap(rank() + d);
             transport_.reads(stream, from, n * wire);
@@ -390,12 +385,12 @@ void Symmetric::gather_staged(Stream& stream, void* out, Offsets offsets, int64_
     for (int64_t c = 0; c < pieces; ++c) {
         const int64_t half = (c % 2) * half_;
         if (c >= 2) await(stream, issued_ + 2 * uint64_t(c - 1));
-        const auto [begin, n] = part(offsets, c, piece, rank());
+        const auto [begin, n] = part(offsets, piece, c, rank());
         stream.copy(staging_->part(rank()) + half, static_cast<char*>(out) + begin * element, n * element);
         publish(stream, issued_ + 2 * uint64_t(c) + 1);
         for (int d = 1; d < size(); ++d) {
             const int from = wrap(rank() + d);
-            const auto [begin, n] = part(offsets, c, piece, from);
+            const auto [begin, n] = part(offsets, piece, c, from);
             phases_->await_one(stream, from, issued_ + 2 * uint64_t(c) + 1, hop().seq);
             transport_.reads(stream, from, n * element);
             place(stream, static_cast<char*>(out) + begin * element, staging_->part(from) + half, n * element,
