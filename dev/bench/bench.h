@@ -3,11 +3,11 @@
 //
 // A row names an op and how its arguments are made in a Memory, mostly by a case of dev/bench/ops.h. The op first runs
 // on fresh data on the measured device and, from the same bits, as the CPU op compiled for the baseline instruction
-// set; elements that differ by more than rounding are counted as wrong. Then it is timed: warm up, flush the caches,
-// run, median. Rates count only the bytes or operations that cannot be avoided, which are the planner's
-// (llama/plan/cost.h) unless the row says others; `of peak` compares them with a copy of 2 x 256 MB, or with the
-// biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU computes in a second or so
-// are checked: the kernels have tests of their own, and the GPU's time is dear.
+// set; elements that differ by more than the case allows, as in the kernels' tests, are counted as wrong. Then it is
+// timed: warm up, flush the caches, run, median. Rates count only the bytes or operations that cannot be avoided, which
+// are the planner's (llama/plan/cost.h) unless the row says others; `of peak` compares them with a copy of 2 x 256 MB,
+// or with the biggest GEMM of the same type, measured in the same run. On a GPU only shapes that the CPU computes in a
+// second or so are checked: the kernels have tests of their own, and the GPU's time is dear.
 //
 // --profile runs each op once between cudaProfilerStart and cudaProfilerStop, after a first time outside, and measures
 // nothing: for  ncu --profile-from-start off.
@@ -20,6 +20,7 @@
 #include <functional>
 #include <list>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -54,7 +55,7 @@ class Memory : public ops::Tensors {
     ops::Placed in(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
         return inout("", n, dtype, seed, std, mean);
     }
-    ops::Placed inout(const char* name, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+    ops::Placed inout(ops::Output x, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
         RandomNormal numbers{.x = nullptr, .n = n, .seed = seed, .stream = 0, .mean = mean, .std = std, .dtype = dtype};
         if (on_device_) {
             numbers.x = scratch(n * size_of(dtype));
@@ -64,24 +65,28 @@ class Memory : public ops::Tensors {
         std::vector<char> host(size_t(n * size_of(dtype)));
         numbers.x = host.data();
         random_normal_cpu(numbers);
-        return place(host.data(), n, dtype, name);
+        return place(host.data(), n, dtype, x);
     }
-    ops::Placed out(const char* name, int64_t n, DType dtype) override {
+    ops::Placed out(ops::Output x, int64_t n, DType dtype) override {
         const std::vector<char> host(size_t(n * size_of(dtype)), char(0xff));
-        return place(host.data(), n, dtype, name);
+        return place(host.data(), n, dtype, x);
     }
     ops::Placed scratch(int64_t bytes) override {
         return {buffers_.emplace_back(device_, bytes, MemKind::workspace, "benchmark").data()};
     }
 
+    struct Values {
+        std::optional<ops::Tolerance> close;
+        std::vector<float> x;
+    };
     // The named tensors' values, on the host
-    std::map<std::string, std::vector<float>> named() {
-        std::map<std::string, std::vector<float>> all;
+    std::map<std::string, Values> named() {
+        std::map<std::string, Values> all;
         for (const Named& t : named_) {
             std::vector<char> raw(size_t(t.n * size_of(t.dtype)));
             stream_.copy(raw.data(), t.data, int64_t(raw.size()));
             stream_.synchronize();
-            auto& x = all[t.name] = std::vector<float>(size_t(t.n));
+            std::vector<float>& x = (all[t.name] = {t.close, std::vector<float>(size_t(t.n))}).x;
             cast_cpu({.out = x.data(), .x = raw.data(), .n = t.n, .out_dtype = DType::f32, .dtype = t.dtype});
         }
         return all;
@@ -90,6 +95,7 @@ class Memory : public ops::Tensors {
    private:
     struct Named {
         std::string name;
+        std::optional<ops::Tolerance> close;
         void* data;
         int64_t n;
         DType dtype;
@@ -101,9 +107,9 @@ class Memory : public ops::Tensors {
         stream_.synchronize();
         return to;
     }
-    ops::Placed place(const void* host, int64_t n, DType dtype, const char* name) {
+    ops::Placed place(const void* host, int64_t n, DType dtype, const ops::Output& x) {
         const ops::Placed to = copy_of(host, n * size_of(dtype));
-        if (*name) named_.push_back({name, to, n, dtype});
+        if (*x.name) named_.push_back({x.name, x.close, to, n, dtype});
         return to;
     }
 
@@ -120,7 +126,8 @@ using Op = std::function<Launch(Memory&)>;
 struct Row {
     std::string op, shape = {};   // shape: the one that is being measured, unless another is given
     double bytes = 0, flops = 0;  // that the op can't avoid; the one that is not zero gives the rate
-    double tolerance = 0;  // relative, and absolute times part of the largest value; 0: two roundings to the type
+    // If no case says how close: relative, and absolute times part of the largest value; 0: two roundings to the type
+    double tolerance = 0;
     bool check = true;
     double part = 0.05;  // small values may be differences of large ones
 };
@@ -297,13 +304,13 @@ class Bench {
         const double relative = row.tolerance > 0 ? row.tolerance : 1.01 * rounding;
         const auto expected = want.named();
         int64_t wrong = 0;
-        for (auto& [name, x] : got.named()) {
-            const std::vector<float>& y = expected.at(name);
+        for (const auto& [name, found] : got.named()) {
+            const std::vector<float>&x = found.x, &y = expected.at(name).x;
             double largest = 0;
             for (float v : y) largest = std::max(largest, double(std::abs(v)));
+            const ops::Tolerance close = found.close.value_or(ops::Tolerance{relative, relative * row.part * largest});
             for (size_t i = 0; i < x.size(); ++i)
-                wrong += !(std::abs(double(x[i]) - double(y[i])) <=
-                           relative * (std::abs(double(y[i])) + row.part * largest));
+                wrong += !(std::abs(double(x[i]) - double(y[i])) <= close.allowed(y[i]));
         }
         return wrong;
     }

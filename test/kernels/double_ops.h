@@ -103,12 +103,12 @@ class CpuTensors : public ops::Tensors {
         for (double& v : x) v += double(mean);
         return {tensors_.emplace_back(x, dtype).data()};
     }
-    ops::Placed inout(const char*, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+    ops::Placed inout(ops::Output, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
         const ops::Placed x = in(n, dtype, seed, std, mean);
         results_.push_back(&tensors_.back());
         return x;
     }
-    ops::Placed out(const char*, int64_t n, DType dtype) override {
+    ops::Placed out(ops::Output, int64_t n, DType dtype) override {
         results_.push_back(&tensors_.emplace_back(n, dtype));
         return {results_.back()->data()};
     }

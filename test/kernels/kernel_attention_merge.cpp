@@ -21,8 +21,8 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
     for (int64_t i = 0; i < rows; i += 5) part_lse.set(i, -INFINITY);  // parts, and sums so far, that see no key
     for (int64_t i = 1; i < rows; i += 7) lse.set(i, -INFINITY);
     const auto op = [&](KernelRun& run) {
-        attention_merge(run.stream(), {.o = run.inout<float>("o", o),
-                                       .lse = run.inout<float>("lse", lse),
+        attention_merge(run.stream(), {.o = run.inout<float>("o", o, ops::AttentionCase::kMerged),
+                                       .lse = run.inout<float>("lse", lse, ops::AttentionCase::kMergedLse),
                                        .part_o = run.input(part),
                                        .part_lse = run.input<float>(part_lse),
                                        .B = c.B,
@@ -34,8 +34,7 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
                                        .first = c.first,
                                        .dtype = c.dtype});
     };
-    // Differences of up to 20 round by 2^-20 before the exponential; then a few roundings of values below 6.
-    const double bound = 8 * std::ldexp(1.0, -20);
+    const double bound = ops::AttentionCase::kMerged.absolute;
     const auto cpu = run_on(Device{DeviceKind::cpu, 0}, op);
     for (int64_t b = 0; b < c.B; ++b)
         for (int64_t t = 0; t < c.T; ++t)
@@ -55,7 +54,7 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
                     ASSERT_NEAR(cpu.at("o").values[size_t(at)], want, bound);
                 }
             }
-    compare_on_devices(op, {{"o", {0, bound}}, {"lse", {std::ldexp(1.0, -20), bound}}});
+    compare_on_devices(op);
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AttentionMergeTest,

@@ -7,16 +7,12 @@ namespace {
 using Case = ops::BiasCase;
 class Bias : public testing::TestWithParam<Case> {};
 
-// One addition of fp32 values, rounded once: the same bits.
 TEST_P(Bias, AddMatchesCpu) {
-    compare_on_devices([&](KernelRun& run) { add_bias(run.stream(), GetParam().add(run)); }, {{"x", {}}});
+    compare_on_devices([&](KernelRun& run) { add_bias(run.stream(), GetParam().add(run)); });
 }
 
-// N values below 6 in two orders: each sum rounds N times at most, in values below 6 N; then one to grad_dtype.
 TEST_P(Bias, BackwardMatchesCpu) {
-    const Case c = GetParam();
-    compare_on_devices([&](KernelRun& run) { bias_backward(run.stream(), c.backward(run)); },
-                       {{"dbias", {ulp(c.grad_dtype), double(c.N) * std::sqrt(double(c.N)) * std::ldexp(6.0, -24)}}});
+    compare_on_devices([&](KernelRun& run) { bias_backward(run.stream(), GetParam().backward(run)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Bias,

@@ -20,18 +20,14 @@ struct Case {
 
 class Embedding : public testing::TestWithParam<Case> {};
 
-// A copy
 TEST_P(Embedding, ForwardMatchesCpu) {
     const ops::EmbeddingCase c = GetParam().op();
-    compare_on_devices([&](KernelRun& run) { embedding_forward(run.stream(), c.forward(run)); }, {});
+    compare_on_devices([&](KernelRun& run) { embedding_forward(run.stream(), c.forward(run)); });
 }
 
-// A sum of r rows of a hot token: r roundings of a sum that stays below 5 sqrt(r), then one to grad_dtype.
 TEST_P(Embedding, BackwardMatchesCpu) {
     const ops::EmbeddingCase c = GetParam().op();
-    const double r = double(c.N);
-    compare_on_devices([&](KernelRun& run) { embedding_backward(run.stream(), c.backward(run)); },
-                       {{"dtable", {ulp(c.grad_dtype), r * std::ldexp(5 * std::sqrt(r), -24)}}});
+    compare_on_devices([&](KernelRun& run) { embedding_backward(run.stream(), c.backward(run)); });
 }
 
 // A plan may be made longer by tokens that have no rows: nothing of theirs is read or written, and no bit changes.

@@ -20,24 +20,15 @@ class GemmTest : public testing::TestWithParam<Case> {};
 // A type of 16 bits that the device multiplies
 DType half() { return has_products(compute_capability(), DType::bf16) ? DType::bf16 : DType::f16; }
 
-// A sum of K products of about 1 in another order: the rounding errors of partial sums of size sqrt(K) add up like a
-// random walk, to about K * 2^-24; eight times that is allowed. Then one rounding to C; where 16 bits are added to,
-// cuBLASLt may round the product, half a sum of K products of about 1, before (seen on an H200).
 TEST_P(GemmTest, MatchesCpu) {
     const Case c = GetParam();
     if (!has_products(compute_capability(), c.dtype)) GTEST_SKIP() << "a GPU before compute capability 8.0";
-    const double twice = c.c_dtype != DType::f32 && c.beta != 0 ? 0.5 * 6 * std::sqrt(double(c.K)) * ulp(c.c_dtype) : 0;
-    compare_on_devices([&](KernelRun& run) { gemm(run.stream(), c.args(run)); },
-                       {{"c", {ulp(c.c_dtype), 8 * std::ldexp(double(c.K), -24) + twice}}});
+    compare_on_devices([&](KernelRun& run) { gemm(run.stream(), c.args(run)); });
 }
 
 // With beta 0, what C held must not matter, even if it is NaN.
 TEST(GemmLimits, BetaZeroIgnoresC) {
-    compare_on_devices(
-        [&](KernelRun& run) {
-            gemm(run.stream(), Case{8, 8, 8}.args(run));
-        },
-        {{"c", {ulp(DType::f32), 8 * std::ldexp(8.0, -24)}}});
+    compare_on_devices([&](KernelRun& run) { gemm(run.stream(), Case{8, 8, 8}.args(run)); });
 }
 
 // An added tensor gives the same bits in C and apart from it; neither changes.
@@ -75,7 +66,7 @@ TEST(GemmTuningTest, MeasuresWritesAndReads) {
     const auto check = [&](GemmTuning tuning, int64_t measured, int64_t read) {
         RankContext context;
         gemm_tuning(context) = tuning;
-        compare_on_devices(op, {{"c", {ulp(DType::f32), 8 * std::ldexp(16.0, -24)}}}, &context);
+        compare_on_devices(op, {}, &context);
         EXPECT_EQ(gemm_tuning(context).measured, measured);
         EXPECT_EQ(gemm_tuning(context).read, read);
     };

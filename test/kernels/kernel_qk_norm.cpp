@@ -7,34 +7,23 @@ namespace {
 using Case = ops::QkNormCase;
 class QkNormTest : public testing::TestWithParam<Case> {};
 
-// A mean of D squares in another order is off by less than 2^-18 of itself, so rstd by 2^-19; then come four products
-// and a sum of two of them, values below 16, and one rounding to dtype.
 TEST_P(QkNormTest, ForwardMatchesCpu) {
     const Case c = GetParam();
     for (const bool keeps : {true, false})
-        compare_on_devices([&](KernelRun& run) { qk_norm_forward(run.stream(), c.forward(run, keeps)); },
-                           {{"x", {ulp(c.dtype), 16 * std::ldexp(1.0, -18)}}});
+        compare_on_devices([&](KernelRun& run) { qk_norm_forward(run.stream(), c.forward(run, keeps)); });
 }
 
-// dx has terms of a few units that may cancel, each off by 2^-17 of itself; dw is a sum of N * heads products near 1.
 TEST_P(QkNormTest, BackwardMatchesCpu) {
     const Case c = GetParam();
-    for (const bool adds : {true, false}) {
-        const double n = double(c.N * c.heads), sum = n * std::ldexp(4 * std::sqrt(n) + 4, -24) + std::ldexp(16.0, -17);
-        compare_on_devices(
-            [&](KernelRun& run) { qk_norm_backward(run.stream(), c.backward(run, adds)); },
-            {{"dx", {ulp(c.dtype), 16 * std::ldexp(1.0, -17)}}, {"dw", {ulp(adds ? c.grad_dtype : DType::f32), sum}}});
-    }
+    for (const bool adds : {true, false})
+        compare_on_devices([&](KernelRun& run) { qk_norm_backward(run.stream(), c.backward(run, adds)); });
 }
 
-// Sums of heads * D products, which may cancel: each addition is off by 2^-24 of what there is then.
 TEST_P(QkNormTest, SumsMatchCpu) {
     const Case c = GetParam();
     for (const bool squares : {true, false}) {
         if (!squares && c.ranks == 0) continue;
-        const double n = double(c.heads * c.D);
-        compare_on_devices([&](KernelRun& run) { qk_sums(run.stream(), c.sums(run, squares)); },
-                           {{"sums", {0, n * std::ldexp(4 * std::sqrt(n) + 16, -24)}}});
+        compare_on_devices([&](KernelRun& run) { qk_sums(run.stream(), c.sums(run, squares)); });
     }
 }
 

@@ -9,17 +9,10 @@ namespace {
 using Case = ops::NormCase;
 class Rmsnorm : public testing::TestWithParam<Case> {};
 
-// A row sum of C fp32 terms, in another order on each side, is off by at most (log2(C) + C / threads) roundings: for C
-// up to 106504 here by less than 2^-17 of itself. That moves rstd by half as much; then come two products and one
-// rounding to dtype, which may fall on the other side of a boundary (one ulp).
-constexpr double kSum = 1.0 / (1 << 17);
-
-// sum has no tolerance: one fp32 addition and one rounding are the same everywhere
 void check_forward(Case c, bool in_place) {
     if (c.C > 50000 && runs_source()) GTEST_SKIP() << "for what nvcc makes of loops";
     c.in_place = in_place;
-    compare_on_devices([&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); },
-                       {{"y", {ulp(c.dtype) + kSum, 0}}, {"rstd", {kSum, 0}}});
+    compare_on_devices([&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); });
 }
 
 TEST_P(Rmsnorm, ForwardMatchesCpu) { check_forward(GetParam(), false); }
@@ -28,15 +21,9 @@ TEST_P(Rmsnorm, ForwardInPlaceMatchesCpu) {
     if (GetParam().residual) check_forward(GetParam(), true);
 }
 
-// dx: rstd (dy w - xhat mean) + dresidual has terms of a few units that may cancel, each off by 2^-17 of itself.
-// dw: a sum of N products of about 1: N roundings at most, of a sum below 4 sqrt(N); then one rounding to grad_dtype.
 void check_backward(const Case& c, bool apart = false, RankContext* context = nullptr) {
     if (c.C > 50000) return;  // for the loops of the forward pass; scratch would be 100 MB
-    const double n = double(c.N), dw_rounding = n * std::ldexp(4 * std::sqrt(n) + 4, -24);
-    std::map<std::string, Tolerance> tolerances = {{"dx", {ulp(c.dtype), 8 * kSum}}};
-    tolerances[apart ? "dw_sum" : "dw"] = {ulp(apart ? DType::f32 : c.grad_dtype), dw_rounding};
-    compare_on_devices([&](KernelRun& run) { rmsnorm_backward(run.stream(), c.backward(run, apart)); }, tolerances,
-                       context);
+    compare_on_devices([&](KernelRun& run) { rmsnorm_backward(run.stream(), c.backward(run, apart)); }, {}, context);
 }
 
 TEST_P(Rmsnorm, BackwardMatchesCpu) {

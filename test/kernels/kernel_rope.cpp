@@ -7,12 +7,10 @@ namespace {
 using Case = ops::RopeCase;
 class RopeTest : public testing::TestWithParam<Case> {};
 
-// Two products of values below 6 and their sum, fused or not: three roundings of at most 8; then one to dtype.
 TEST_P(RopeTest, ForwardAndInverseMatchCpu) {
     const Case c = GetParam();
     for (const bool inverse : {false, true})
-        compare_on_devices([&](KernelRun& run) { rope(run.stream(), c.args(run, inverse)); },
-                           {{"x", {ulp(c.dtype), 3 * 8 * std::ldexp(1.0, -24)}}});
+        compare_on_devices([&](KernelRun& run) { rope(run.stream(), c.args(run, inverse)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, RopeTest,

@@ -4,8 +4,7 @@
 // A test calls its op as a function of a KernelRun, which hands out device memory and the stream. Most arguments are
 // made by a case of dev/bench/ops.h, others from the test's own numbers:
 //
-//   const auto op = [&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); };
-//   compare_on_devices(op, {{"y", Tolerance{...}}});
+//   compare_on_devices([&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); });
 //
 //   argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32), .logits = run.input(logits), ...});
 //
@@ -73,16 +72,9 @@ Data raw(const std::vector<T>& values) {
     return d;
 }
 
-// A distance of one unit in the last place, relative to the value: what remains when two fp32 results that differ in
-// their last bits fall on two sides of a rounding boundary.
-inline double ulp(DType t) {
-    return t == DType::f32 ? std::ldexp(1.0, -23) : t == DType::bf16 ? std::ldexp(1.0, -7) : std::ldexp(1.0, -10);
-}
-
-// |got - want| <= relative * |want| + absolute
-struct Tolerance {
-    double relative = 0, absolute = 0;
-};
+using ops::kExact;
+using ops::Tolerance;
+using ops::ulp;
 
 constexpr size_t kGuardBytes = 64;
 constexpr unsigned char kGuard = 0xa5;
@@ -95,12 +87,14 @@ class KernelRun : public ops::Tensors {
     ops::Placed in(int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
         return {place(normal(n, dtype, seed, std, mean).bytes, {}, 0, dtype)};
     }
-    ops::Placed inout(const char* name, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
-        return {place(normal(n, dtype, seed, std, mean).bytes, name, kGuardBytes, dtype)};
+    ops::Placed inout(ops::Output x, int64_t n, DType dtype, uint64_t seed, float std = 1, float mean = 0) override {
+        return {place(normal(n, dtype, seed, std, mean).bytes, x.name, kGuardBytes, dtype, x.close.value_or(kExact))};
     }
-    ops::Placed out(const char* name, int64_t n, DType dtype) override { return {output(name, n, dtype)}; }
+    ops::Placed out(ops::Output x, int64_t n, DType dtype) override {
+        return {place(nothing(n * size_of(dtype)), x.name, kGuardBytes, dtype, x.close.value_or(kExact))};
+    }
     ops::Placed scratch(int64_t bytes) override {
-        return {place(std::vector<unsigned char>(size_t(bytes), 0xff), "(scratch)", kGuardBytes, DType::f32)};
+        return {place(nothing(bytes), "(scratch)", kGuardBytes, DType::f32)};
     }
 
     template <class T = void>
@@ -114,24 +108,23 @@ class KernelRun : public ops::Tensors {
     // Written by the op, read back and compared under `name`. NaN at first (and so on every element it leaves out).
     template <class T = void>
     T* output(const std::string& name, int64_t n, DType dtype) {
-        return static_cast<T*>(
-            place(std::vector<unsigned char>(size_t(n * size_of(dtype)), 0xff), name, kGuardBytes, dtype));
+        return static_cast<T*>(place(nothing(n * size_of(dtype)), name, kGuardBytes, dtype));
     }
     double* output_f64(const std::string& name, int64_t n) {
-        return static_cast<double*>(
-            place(std::vector<unsigned char>(size_t(n) * sizeof(double), 0xff), name, kGuardBytes, DType::f32, true));
+        return static_cast<double*>(place(nothing(n * 8), name, kGuardBytes, DType::f32, kExact, true));
     }
     template <class T = void>
-    T* inout(const std::string& name, const Data& data) {
-        return static_cast<T*>(place(data.bytes, name, kGuardBytes, data.dtype));
+    T* inout(const std::string& name, const Data& data, Tolerance close = kExact) {
+        return static_cast<T*>(place(data.bytes, name, kGuardBytes, data.dtype, close));
     }
     double* inout_f64(const std::string& name, const std::vector<double>& values) {
-        return static_cast<double*>(place(raw(values).bytes, name, kGuardBytes, DType::f32, true));
+        return static_cast<double*>(place(raw(values).bytes, name, kGuardBytes, DType::f32, kExact, true));
     }
 
     struct Result {
         std::vector<unsigned char> bytes;
         std::vector<double> values;
+        Tolerance close;
     };
     using Results = std::map<std::string, Result>;
 
@@ -151,12 +144,14 @@ class KernelRun : public ops::Tensors {
                     break;
                 }
             bytes.resize(slot.size);
-            if (slot.name != "(scratch)") results[slot.name] = {bytes, values_of(slot, bytes)};
+            if (slot.name != "(scratch)") results[slot.name] = {bytes, values_of(slot, bytes), slot.close};
         }
         return results;
     }
 
    private:
+    static std::vector<unsigned char> nothing(int64_t bytes) { return std::vector<unsigned char>(size_t(bytes), 0xff); }
+
     ops::Placed copy_of(const void* host, int64_t bytes) override {
         const auto* from = static_cast<const unsigned char*>(host);
         return {place({from, from + bytes}, {}, 0, DType::f32)};
@@ -167,15 +162,16 @@ class KernelRun : public ops::Tensors {
         Buffer buffer;
         size_t size, guard;
         DType dtype;
+        Tolerance close;
         bool f64;
     };
 
     void* place(std::vector<unsigned char> bytes, const std::string& name, size_t guard, DType dtype,
-                bool f64 = false) {
+                Tolerance close = kExact, bool f64 = false) {
         const size_t size = bytes.size();
         bytes.resize(size + guard, kGuard);
-        Slot& slot = slots_.emplace_back(
-            Slot{name, Buffer(device_, int64_t(bytes.size()), MemKind::workspace, "test"), size, guard, dtype, f64});
+        Slot& slot = slots_.emplace_back(Slot{name, Buffer(device_, int64_t(bytes.size()), MemKind::workspace, "test"),
+                                              size, guard, dtype, close, f64});
         if (!bytes.empty()) stream_.copy(slot.buffer.data(), bytes.data(), int64_t(bytes.size()));
         stream_.synchronize();  // `bytes` dies here
         return slot.buffer.data();
@@ -220,19 +216,18 @@ inline void expect_close(const std::string& name, const std::vector<double>& got
     for (size_t i = 0; i < got.size(); ++i) {
         if (std::isnan(want[i]) && std::isnan(got[i])) continue;  // left out by both
         const double error = std::fabs(got[i] - want[i]);
-        if (got[i] == want[i] || error <= tolerance.relative * std::fabs(want[i]) + tolerance.absolute) continue;
+        if (got[i] == want[i] || error <= tolerance.allowed(want[i])) continue;
         ADD_FAILURE() << name << "[" << i << "] is " << got[i] << " on the device, " << want[i]
-                      << " on the CPU: they differ by " << error << ", allowed is "
-                      << tolerance.relative * std::fabs(want[i]) + tolerance.absolute;
+                      << " on the CPU: they differ by " << error << ", allowed is " << tolerance.allowed(want[i]);
         return;
     }
 }
 
-// Skips the test where there is neither a device nor the emulator. Compares every output of `op` with its tolerance
-// (exactly, where it has none). Both runs on the CUDA device are `context`'s; without one each has its own. `also`, if
-// there is one, is called with the outputs of either device.
+// Skips the test where there is neither a device nor the emulator. Compares every output of `op` with its tolerance,
+// given here or else where it was made (exactly, where it has none). Both runs on the CUDA device are `context`'s;
+// without one each has its own. `also`, if there is one, is called with the outputs of either device.
 inline void compare_on_devices(
-    const Op& op, const std::map<std::string, Tolerance>& tolerances, RankContext* context = nullptr,
+    const Op& op, const std::map<std::string, Tolerance>& tolerances = {}, RankContext* context = nullptr,
     const std::function<void(const char* device, const KernelRun::Results&)>& also = nullptr) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
@@ -246,7 +241,7 @@ inline void compare_on_devices(
         const auto tolerance = tolerances.find(name);
         EXPECT_TRUE(first.at(name).bytes == second.at(name).bytes) << name << ": two runs on the device differ";
         expect_close(name, first.at(name).values, result.values,
-                     tolerance == tolerances.end() ? Tolerance{} : tolerance->second);
+                     tolerance == tolerances.end() ? result.close : tolerance->second);
     }
     if (also) also("CPU", want), also("GPU", first);
 }
