@@ -37,6 +37,14 @@ for name in ("FAULT", "SLURM_JOB_END_TIME", "RINGZERO_RESTART"):
 arguments = [os.path.realpath(a) if os.path.exists(a) else a for a in sys.argv[1:]]
 os.chdir(ROOT)
 
+# A machine for plans, whose rates nobody measured.
+MACHINE = """memory-gib = 64
+gemm-bf16-tflops = 1
+gemm-fp32-tflops = 1
+memory-gbs = 10
+link-gbs = 1
+card-gbs = 1
+"""
 passed = failed = skipped = 0
 prefix = ""  # of the names of checks: the case that runs
 last = ""  # what the last run printed

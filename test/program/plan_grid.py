@@ -16,7 +16,7 @@ import json
 import random
 import subprocess
 
-from checks import arguments, check, end, load, remove, run, shard, split, work
+from checks import MACHINE, arguments, check, end, load, remove, run, shard, split, work
 
 KINDS = ["parameters", "gradients", "optimizer", "gathered", "activations", "comm", "workspace", "data", "total"]
 
@@ -176,10 +176,8 @@ class Grid:
         self.program, self.cuda, self.machine = program, cuda, work / "machine.toml"
         tokens = work / "tokens.bin"
         tokens.write_bytes(shard([i * 7919 % 251 for i in range(6000)]))
-        self.machine.write_text(
-            f'kind = "{"gpu" if cuda else "cpu"}"\nmemory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\n'
-            f"memory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\ncompute-capability = {capability}\n"
-        )
+        kind = "gpu" if cuda else "cpu"
+        self.machine.write_text(f'kind = "{kind}"\n{MACHINE}compute-capability = {capability}\n')
         self.common = (
             f"--preset bytes {FP8_MODEL if fp8 else MODEL} --layers 4 --steps 3 --lr 1e-3 --warmup 1 --threads 1 "
             f"--val-tokens {64 if fp8 else 48} --train-data {tokens} --val-data {tokens}"

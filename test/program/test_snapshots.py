@@ -12,8 +12,8 @@ import signal
 import subprocess
 import time
 
-from checks import Run, Table, arguments, check, dies, end, equal, expect, flip_bit, has_mpi, load, ranks_of, run
-from checks import same_rows, same_weights, skip, text_data, work
+from checks import MACHINE, Run, Table, arguments, check, dies, end, equal, expect, flip_bit, has_mpi, load, ranks_of
+from checks import run, same_rows, same_weights, skip, text_data, work
 
 program, *full = arguments
 TRAIN = f"""--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 --seq-len 32
@@ -124,8 +124,7 @@ others.rmdir()
 
 # ---- memory: what is planned, and what the ledger of that run counted ----
 machine, hosts = work / "machine.toml", work / "hosts.toml"
-numbers = "memory-gib = 64\ngemm-bf16-tflops = 1\ngemm-fp32-tflops = 1\nmemory-gbs = 10\nlink-gbs = 1\ncard-gbs = 1\n"
-machine.write_text(f'kind = "cpu"\n{numbers}')
+machine.write_text(f'kind = "cpu"\n{MACHINE}')
 hosts.write_text(f"{machine.read_text()}ranks-per-node = 1\n")
 every = "--steps 2 --snapshot-every 1"
 expect("on two hosts", train("two", f"{HOSTS} 0/1 {program}", every))
