@@ -24,14 +24,14 @@ static void measure_part(rz::bench::Bench& b, int64_t N, int64_t V) {
     b.measure({"vocab_cross_entropy loss", part, double(kParts * N * kVocabStats * 4)}, vocab_cross_entropy,
               [=](bench::Memory& m) { return c.loss_of_part(m, /*gradient=*/false, stats); });
     b.measure({"vocab_argmax", part}, vocab_argmax, [=](bench::Memory& m) {
-        return VocabArgmax{.best = m.out("best", N, DType::f32),
+        return VocabArgmax{.best = m.out({"best", ops::kExact}, N, DType::f32),
                            .own = m.values(own),
                            .stats = m.values(stats),
                            .N = N,
                            .parts = kParts};
     });
     b.measure({"argmax", part}, argmax, [=](bench::Memory& m) {
-        return Argmax{.best = m.out("best", N, DType::f32),
+        return Argmax{.best = m.out({"best", ops::kExact}, N, DType::f32),
                       .logits = m.in(N * V, c.dtype, 1, 2),
                       .N = N,
                       .V = V,

@@ -32,7 +32,7 @@ int main(int argc, char** argv) {
             for (uint32_t i = 0; i < 8 * 256; ++i)
                 parts.push_back({1, std::bit_cast<uint32_t>(1 + float(i * 37 % 256)), {0, 0}});
             FoldScales a{};
-            a.scales = m.out("scales", 256 * 4, DType::f32), a.parts = m.values(parts);
+            a.scales = m.out({"scales", ops::kExact}, 256 * 4, DType::f32), a.parts = m.values(parts);
             a.ranks = 8, a.n = 256, a.type = Fp8::e4m3;
             return a;
         });

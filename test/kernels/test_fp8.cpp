@@ -196,7 +196,7 @@ TEST(Quantise, NormalNumbersKeepTheirSignalToNoiseRatio) {
     EXPECT_NEAR(snr_of_normal_numbers(Fp8::e5m2), 25.6, 0.4);
 }
 
-// e5m2's own maximum, not e4m3's: of a sample with heavy tails (the cube of normal numbers, times a few binades) the
+// Scaled to its own maximum, e5m2 reaches lower than e4m3.
 TEST(Quantise, EachTypeIsScaledToItsOwnMaximum) {
     alignas(16) Fp8Scale scale{};
     const float three[16] = {3, -1, 0x1p-28f};
