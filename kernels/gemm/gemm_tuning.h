@@ -23,7 +23,7 @@ inline constexpr auto kNames<GemmTune> =
 
 struct GemmTuning {
     GemmTune tune = GemmTune::off;  // else: time the library's suggestions; synchronises the stream at each new shape
-    std::string cache_file;         // choices are read from here, and added where they were measured; may not exist yet
+    std::string cache_file = {};    // choices are read from here, and added where they were measured; may not exist yet
     std::string chosen = {};        // lines as in such a file: read first, and what is read or measured is added
     bool closed = false;            // measure nothing any more
     int64_t measured = 0, read = 0;  // shapes decided in either way so far; counted by gemm

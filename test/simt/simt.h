@@ -175,13 +175,8 @@ inline int __all_sync(unsigned mask, int p, simt::Site at = simt::Site::current(
 // check would see a plain read and a plain write.
 
 namespace simt {
-#if defined(SIMT_ALLOW_FLOAT_ATOMICS)
-template <class T>
-inline constexpr bool atomics_allowed = true;
-#else
 template <class T>
 inline constexpr bool atomics_allowed = std::is_integral_v<T>;
-#endif
 template <class T, class F>
 __attribute__((no_sanitize("thread"), noinline)) T read_modify_write(T* p, F f) {
     atomic_access(p, sizeof(T));
