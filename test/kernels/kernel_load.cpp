@@ -14,7 +14,9 @@ TEST(LoadKernels, LoadsEveryKernelOfTheProgram) {
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
     const LoadedKernels loaded = load_kernels(Device{DeviceKind::cuda, 0});
     EXPECT_GT(loaded.count, 100);
-    if (kernels_not_loaded) EXPECT_EQ(kernels_not_loaded(), 0);
+    if (kernels_not_loaded) {
+        EXPECT_EQ(kernels_not_loaded(), 0);
+    }
     EXPECT_EQ(load_kernels(Device{DeviceKind::cpu}).count, 0);
 }
 
