@@ -35,5 +35,6 @@ program, *named = arguments
 flags = set(re.findall(r"^ *(--[a-z0-9-]+)", run([program], "--help-all").text, re.M))
 page = pathlib.Path(*named or [ROOT / "dev/notes/beside-others.md"]).read_text(encoding="utf-8")
 found = list(problems(page, flags))
+print(len(set(re.findall(r"\| yes `(--[a-z0-9-]+)` \|", page))), "flags of ours")
 check("every yes has its flag, every cell its source", not found, "\n".join(found))
 end()
