@@ -19,7 +19,7 @@ struct Rule {
     const char* test;   // regular expressions: of suite.name
     const char* shape;  // of the parameter, if it has one
     int from_arch, to_arch;
-    const char* kernels;  // each must have run; names after "attention_"
+    const char* kernels;  // each must have run
     const char* never;    // and none with this in its name
 };
 
@@ -28,25 +28,27 @@ constexpr int kAny = 1000;
 #define TENSOR_CORE_FP16 ".*_D(64|80|96|128)_(f16|fp16).*"
 #define FORWARD ".*/Attention.ForwardMatchesCpu"
 #define BACKWARD ".*/Attention.BackwardMatchesCpu"
-#define BACKWARD_MMA "delta_kernel< backward_kv_mma_kernel< backward_q_mma_kernel<"
+#define BACKWARD_MMA "attention_delta_kernel< attention_backward_kv_mma_kernel< attention_backward_q_mma_kernel<"
 
 const Rule kRules[] = {
-    {FORWARD, TENSOR_CORE_FP16, 75, 75, "forward_mma_kernel<", "wgmma"},
+    {FORWARD, TENSOR_CORE_FP16, 75, 75, "attention_forward_mma_kernel<", "wgmma"},
     {BACKWARD, TENSOR_CORE_FP16, 75, 75, BACKWARD_MMA, "wgmma"},
     {".*/Attention.(Forward|Backward)MatchesCpu", ".*_bf16.*", 75, 75, "", "mma_kernel"},
-    {FORWARD, TENSOR_CORE, 90, 90, "forward_wgmma_kernel<", "attention_forward_mma"},
-    {FORWARD, TENSOR_CORE, 80, 89, "forward_mma_kernel<", "wgmma"},
-    {".*/Attention.ForwardWithoutWgmmaMatchesCpu", TENSOR_CORE, 80, kAny, "forward_mma_kernel<", "wgmma"},
-    {FORWARD, ".*_f32.*", 0, kAny, "forward_kernel<float", "mma"},
+    {FORWARD, TENSOR_CORE, 90, 90, "attention_forward_wgmma_kernel<", "attention_forward_mma"},
+    {FORWARD, TENSOR_CORE, 80, 89, "attention_forward_mma_kernel<", "wgmma"},
+    {".*/Attention.ForwardWithoutWgmmaMatchesCpu", TENSOR_CORE, 80, kAny, "attention_forward_mma_kernel<", "wgmma"},
+    {FORWARD, ".*_f32.*", 0, kAny, "attention_forward_kernel<float", "mma"},
     {BACKWARD, ".*_D(64|80|96)_(bf16|f16|fp16).*", 90, 90,
-     "delta_kernel< backward_kv_wgmma_kernel< backward_q_wgmma_kernel<", "q_mma_kernel"},
-    {BACKWARD, ".*_D128_(bf16|f16|fp16).*", 90, 90, "delta_kernel< backward_kv_wgmma_kernel< backward_dq_wgmma_kernel<",
-     "_q_"},
+     "attention_delta_kernel< attention_backward_kv_wgmma_kernel< attention_backward_q_wgmma_kernel<", "q_mma_kernel"},
+    {BACKWARD, ".*_D128_(bf16|f16|fp16).*", 90, 90,
+     "attention_delta_kernel< attention_backward_kv_wgmma_kernel< attention_backward_dq_wgmma_kernel<", "_q_"},
     {".*/Attention.KeptScoresLeaveTheBits", ".*", 90, 90,
-     "backward_kv_wgmma_kernel< backward_q_wgmma_kernel< backward_dq_wgmma_kernel<", "q_mma_kernel"},
+     "attention_backward_kv_wgmma_kernel< attention_backward_q_wgmma_kernel< attention_backward_dq_wgmma_kernel<",
+     "q_mma_kernel"},
     {BACKWARD, TENSOR_CORE, 80, 89, BACKWARD_MMA, "wgmma"},
     {".*/Attention.BackwardWithoutWgmmaMatchesCpu", TENSOR_CORE, 80, kAny, BACKWARD_MMA, "wgmma"},
-    {BACKWARD, ".*_f32.*", 0, kAny, "delta_kernel<float backward_kv_kernel<float backward_q_kernel<float", "mma"},
+    {BACKWARD, ".*_f32.*", 0, kAny,
+     "attention_delta_kernel<float attention_backward_kv_kernel<float attention_backward_q_kernel<float", "mma"},
 };
 
 class Listener : public testing::EmptyTestEventListener {
@@ -71,7 +73,7 @@ class Listener : public testing::EmptyTestEventListener {
         };
         std::istringstream kernels(r.kernels);
         for (std::string k; kernels >> k;)
-            if (!any("attention_" + k)) ADD_FAILURE() << test << " has passed without launching attention_" << k;
+            if (!any(k)) ADD_FAILURE() << test << " has passed without launching " << k;
         if (any(r.never)) ADD_FAILURE() << test << " has launched a kernel called " << r.never;
     }
     static void record(const testing::TestInfo& info, const std::vector<std::string>& launched) {
