@@ -412,6 +412,7 @@ class SnapshotRound(Round):
 
     EVERY, SAVE_EVERY, MOST = 3, 10, 4  # steps between snapshots, and checkpoints; faults of a round
     STARTERS = ("--ranks", "supervise.sh", "hosts.py")
+    BEGUN = re.compile(rb"\nresumed |the run begins again")
 
     def command_with(self, layout, starter):
         command = self.command(layout, "", self.folder, self.soak.steps, self.SAVE_EVERY)
@@ -441,16 +442,21 @@ class SnapshotRound(Round):
         with open(log_path, "wb") as log:
             job = self.launch(self.command_with(layout, starter), {"FAULT": "step:*:*:sleep=0.05"}, log)
             kind, struck = "", 0.0
-            for _ in range(self.MOST):
-                # Some steps later, and at any moment of one.
-                text = log_path.read_bytes()
-                starts, wanted = text.count(b"\nresumed "), text.count(b"\nstep ") + chance.randint(1, 9)
-                while job.poll() is None and text.count(b"\nstep ") < wanted:
-                    time.sleep(0.05)
-                    text = log_path.read_bytes()
-                    if kind and text.count(b"\nresumed ") > starts and b"\nstep " in text.rpartition(b"\nresumed ")[2]:
+            for fault in range(self.MOST):
+                # Some steps later, and at any moment of one. The third waits for a new snapshot: after three starts in a row
+                # without one a run is given up, as it should be.
+                text, steps = log_path.read_bytes(), chance.randint(1, 9)
+                starts, wanted = len(self.BEGUN.split(text)), text.count(b"\nstep ") + steps
+                while job.poll() is None:
+                    begun = self.BEGUN.split(text)
+                    done = begun[-1].count(b"\nstep ") if len(begun) > starts else 0
+                    if kind and done:
                         self.seconds[kind].append(time.monotonic() - struck)
                         kind = ""
+                    if done >= max(steps, self.EVERY + 2) if fault == 2 else text.count(b"\nstep ") >= wanted:
+                        break
+                    time.sleep(0.05)
+                    text = log_path.read_bytes()
                 time.sleep(chance.uniform(0, 0.1))
                 number = signal.SIGSTOP if chance.random() < 0.3 else signal.SIGKILL
                 there = self.ranks()
@@ -609,7 +615,8 @@ class Soak:
 faults: final weights, optimizer state and rows of metrics.jsonl were compared. Namespaces: {"yes" if self.namespaces else "none could be made"}.
 
 {study.table(["fault", "times", "seconds to the next step: median, most"], faults)}
-{study.table(["round", "starts", "faults", "segments of (step, layout) replayed", "result"], replays)}"""
+{study.table(["round", "starts", "faults", "segments of (step, layout) replayed", "result"], replays)}
+{"".join(f"{problem}{chr(10)}" for r in rounds for problem in r.problems)}"""
 
 
 def main():
