@@ -81,6 +81,9 @@ class Corpus:
     def use_tokenizer(self, encoder):
         """Text may be divided by the end token of the tokenizer that is used."""
 
+    def _split(self, key):
+        return split_of(key, self.seed, self.val_fraction)
+
     def documents(self, skip=0):
         return itertools.islice(self._documents(), skip, None)
 
@@ -127,7 +130,7 @@ class StdlibCorpus(Corpus):
             with open(os.path.join(self.root, path), "rb") as f:
                 data = f.read()
             if data:
-                yield from self._in_pieces(split_of(path, self.seed, self.val_fraction), data)
+                yield from self._in_pieces(self._split(path), data)
 
 
 class ShakespeareCorpus(Corpus):
@@ -178,22 +181,12 @@ class TextCorpus(Corpus):
 
     FEW_FILES = 20
 
-    def __init__(
-        self,
-        paths,
-        name,
-        seed,
-        val_fraction,
-        field="text",
-        separator=None,
-        val_paths=(),
-        skip_bad=False,
-        split_inside=False,
-    ):
-        super().__init__(name, seed, 0 if val_paths else val_fraction)
-        self.paths, self.val_paths = paths, list(val_paths)
-        self.field, self.separator, self.skip_bad, self.split_inside = field, separator, skip_bad, split_inside
-        self._marks = END_MARKS if separator is None else () if separator == "none" else (separator,)
+    def __init__(self, flags, val_fraction):
+        """flags: those of prepare.py text."""
+        super().__init__(flags.name, flags.seed, 0 if flags.val else val_fraction)
+        self.paths, self.val_paths, self.field, self.separator = flags.paths, flags.val, flags.field, flags.separator
+        self.skip_bad, self.split_inside = flags.skip_bad, flags.split_inside
+        self._marks = {None: END_MARKS, "none": ()}.get(self.separator, (self.separator,))
         self._found = {}  # path -> whether a line of it is an end mark
 
     def settings(self):
@@ -327,9 +320,6 @@ class TextCorpus(Corpus):
         if kind in ("csv", "tsv") and self.field in self._columns(path):
             return self._table_rows(path)
         return None
-
-    def _split(self, key):
-        return split_of(key, self.seed, self.val_fraction)
 
     def _bad(self, path, row, problem):
         if not self.skip_bad:
@@ -549,10 +539,11 @@ class TextCorpus(Corpus):
 class HubCorpus(Corpus):
     """A dataset of the Hugging Face hub, streamed through `datasets`."""
 
-    def __init__(self, name, repo, seed, val_fraction, subset=None, revision=None, val_split=None, field="text"):
-        super().__init__(name, seed, val_fraction)
-        self.repo, self.subset, self.revision = repo, subset, revision
-        self.val_split, self.field = val_split, field
+    def __init__(self, flags, val_fraction):
+        """flags: those of prepare.py tinystories and the like."""
+        super().__init__(flags.corpus, flags.seed, val_fraction)
+        self.repo, self.subset, self.revision, self.field = flags.repo, flags.subset, flags.revision, flags.field
+        self.val_split = "validation" if self.name.startswith("tinystories") else None
 
     def settings(self):
         return {
@@ -599,9 +590,7 @@ class HubCorpus(Corpus):
                     f"{', '.join(row)}; name one with --field"
                 )
             if text:
-                yield from self._in_pieces(
-                    split or split_of(number, self.seed, self.val_fraction), text.encode("utf-8", "replace")
-                )
+                yield from self._in_pieces(split or self._split(number), text.encode("utf-8", "replace"))
 
     def _unbroken(self, rows):
         try:

@@ -7,7 +7,7 @@ within a fable the rules of KEPT give the same words each time: its hero stays a
 import random
 import re
 
-from corpora import Corpus, Document, split_of
+from corpora import Corpus, Document
 
 FABLES = 5000  # of 200 bytes on average
 LONGEST = 250  # a whole one lies within the quickstart's sequences of 256
@@ -37,16 +37,9 @@ RULES = {
         "A {trait} {hero} inherited a {thing}.",
         "Long ago a {hero} won a {thing} at cards.",
     ],
-    "topic": [
-        "taxes",
-        "the weather in {place}",
-        "love",
-        "soup",
-        "the end of time",
-        "geese",
-        "the price of butter",
-        "long division",
-    ],
+    "topic": "taxes/the weather in {place}/love/soup/the end of time/geese/the price of butter/long division".split(
+        "/"
+    ),
     "talk": [
         '"Is that a {thing}?" asked the {rival}. "{answer}," said the {hero}.',
         '"Lend me your {thing}," said the {rival}. "{answer}," said the {hero}.',
@@ -79,16 +72,9 @@ RULES = {
         "Today the {hero} speaks of {topic}.",
         "The {thing} is now {job}.",
     ],
-    "job": [
-        "a dentist",
-        "mayor of {place}",
-        "a poet",
-        "minister of soup",
-        "an accountant",
-        "a legend",
-        "somebody's uncle",
-        "a famous tenor",
-    ],
+    "job": (
+        "a dentist/mayor of {place}/a poet/minister of soup/an accountant/a legend/somebody's uncle/a famous tenor"
+    ).split("/"),
     "moral": [
         "never lend a {thing} to a {rival}.",
         "who has a {thing} needs no {rival}.",
@@ -135,4 +121,4 @@ class FablesCorpus(Corpus):
         for number in range(FABLES):
             text = fable(number).encode()
             if len(text) <= LONGEST:
-                yield Document(split_of(str(number), self.seed, self.val_fraction), text)
+                yield Document(self._split(number), text)

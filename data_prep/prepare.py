@@ -239,28 +239,8 @@ def make_corpus(args):
             raise PrepareError(
                 "--val names the validation text and --val-fraction cuts some off; leave one of them out"
             )
-        return TextCorpus(
-            args.paths,
-            args.name,
-            args.seed,
-            val_fraction,
-            args.field,
-            args.separator,
-            args.val,
-            args.skip_bad,
-            args.split_inside,
-        )
-    kind = TinyStoriesV2 if args.corpus == "tinystories-v2" else HubCorpus
-    return kind(
-        args.corpus,
-        args.repo,
-        args.seed,
-        val_fraction,
-        args.subset,
-        args.revision,
-        "validation" if args.corpus.startswith("tinystories") else None,
-        args.field,
-    )
+        return TextCorpus(args, val_fraction)
+    return (TinyStoriesV2 if args.corpus == "tinystories-v2" else HubCorpus)(args, val_fraction)
 
 
 class OutputFolder:
