@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
+#include <vector>
 
 namespace learn {
 
@@ -57,6 +58,33 @@ inline double noise(unsigned i) {
     x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
     x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
     return double((x ^ (x >> 31)) >> 11) / double(1ull << 52) - 1;
+}
+
+// n of them in (-size, size), from the counter `first` on.
+template <class T = float>
+std::vector<T> noises(int n, unsigned first, double size = 1) {
+    std::vector<T> out;
+    for (int i = 0; i < n; ++i) out.push_back(T(size * noise(first + unsigned(i))));
+    return out;
+}
+
+template <class T>
+double dot(const T* a, const T* b, int n) {
+    double sum = 0;
+    for (int i = 0; i < n; ++i) sum += double(a[i]) * b[i];
+    return sum;
+}
+
+// The derivative of f() by a parameter, by central differences: their error is about step^2.
+template <class T, class F>
+double slope(T& parameter, double step, const F& f) {
+    const T kept = parameter;
+    parameter = T(kept + step);
+    const double above = f();
+    parameter = T(kept - step);
+    const double below = f();
+    parameter = kept;
+    return (above - below) / (2 * step);
 }
 
 }  // namespace learn

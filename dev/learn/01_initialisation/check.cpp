@@ -1,10 +1,8 @@
 #include <string>
 #include <vector>
 
-#include "dev/learn/lesson.h"
+#include "dev/learn/toy.h"
 #include "kernels/elementwise.h"
-#include "llama/model/param_table.h"
-#include "llama/model/presets.h"
 
 using namespace learn;
 
@@ -17,9 +15,8 @@ static double stream_variance(int layers) {
     return 2.0 * layers * std * std / (0.02 * 0.02);
 }
 
-static void check_table(const char* preset) {
-    rz::ModelConfig config = rz::find_preset(preset).config;
-    config.resolve();
+static void check_table(const char* name) {
+    const rz::ModelConfig config = preset(name);
     const rz::ParamTable table(config);
     int wrong = 0;
     for (const rz::Tensor& t : table.tensors()) {
@@ -27,7 +24,7 @@ static void check_table(const char* preset) {
         const bool adds = t.name.find("o_proj") != std::string::npos || t.name.find("down_proj") != std::string::npos;
         wrong += initial_std(config.init_std, adds, int(config.layers)) != t.init_std;
     }
-    expect(wrong == 0, "%s: %d tensors whose deviation differs from the program's table", preset, wrong);
+    expect(wrong == 0, "%s: %d tensors whose deviation differs from the program's table", name, wrong);
 }
 
 int main() {

@@ -11,33 +11,18 @@ void rmsnorm_backward(double* dx, double* dw, const double* dy, const double* x,
 constexpr int C = 64;
 constexpr double kEps = 1e-5;
 
-static double dot(const double* a, const double* b) {
-    double sum = 0;
-    for (int i = 0; i < C; ++i) sum += a[i] * b[i];
-    return sum;
-}
-
-// d(dy . y) / d parameter by central differences in double: error about step^2.
-static double slope(double* parameter, double step, const double* x, const double* w, const double* dy) {
-    double y[C], loss[2];
-    const double kept = *parameter;
-    for (int side = 0; side < 2; ++side) {
-        *parameter = kept + (side ? step : -step);
-        rmsnorm(y, x, w, C, kEps);
-        loss[side] = dot(dy, y);
-    }
-    *parameter = kept;
-    return (loss[1] - loss[0]) / (2 * step);
-}
-
 // `step` of x is small beside x.
 static void check_differences(const char* what, double* x, double* w, const double* dy, double step) {
     double y[C], dx[C], dw[C] = {}, worst_dx = 0, worst_dw = 0;
+    const auto loss = [&] {
+        rmsnorm(y, x, w, C, kEps);
+        return dot(dy, y, C);
+    };
     rmsnorm_backward(dx, dw, dy, x, w, rmsnorm(y, x, w, C, kEps), C);
     for (int i = 0; i < C; ++i) {
-        const double want = slope(&x[i], step, x, w, dy);
+        const double want = slope(x[i], step, loss);
         worst_dx = std::fmax(worst_dx, std::fabs(dx[i] - want) / std::fmax(1, std::fabs(want)));
-        worst_dw = std::fmax(worst_dw, std::fabs(dw[i] - slope(&w[i], 1e-5, x, w, dy)));
+        worst_dw = std::fmax(worst_dw, std::fabs(dw[i] - slope(w[i], 1e-5, loss)));
     }
     std::printf("%s:\n", what);
     close("dx against finite differences", worst_dx, 0, 2e-8);
@@ -45,8 +30,8 @@ static void check_differences(const char* what, double* x, double* w, const doub
 }
 
 static void check_against_program(const double* x, const double* w, const double* dy) {
-    std::vector<float> fx(C), fw(C), fdy(C), y(C), dx(C), dw(C), scratch(size_t(rz::rmsnorm_backward_scratch(C)));
-    for (int i = 0; i < C; ++i) fx[size_t(i)] = float(x[i]), fw[size_t(i)] = float(w[i]), fdy[size_t(i)] = float(dy[i]);
+    const std::vector<float> fx(x, x + C), fw(w, w + C), fdy(dy, dy + C);
+    std::vector<float> y(C), dx(C), dw(C), scratch(size_t(rz::rmsnorm_backward_scratch(C)));
     float rstd = 0;
     rz::rmsnorm_forward_cpu({.y = y.data(),
                              .rstd = &rstd,
@@ -99,7 +84,7 @@ int main() {
     // Without eps the output does not change when x grows, so the gradient has nothing along x.
     double y[C], flat_dx[C], flat_dw[C] = {};
     rmsnorm_backward(flat_dx, flat_dw, dy, x, w, rmsnorm(y, x, w, C, 0), C);
-    close("dx . x with eps = 0", dot(flat_dx, x), 0, 1e-10);
+    close("dx . x with eps = 0", dot(flat_dx, x, C), 0, 1e-10);
 
     // A thousandth of it: eps is as large as the mean of squares, rstd a hundred times what it was.
     for (double& v : x) v /= 1000;

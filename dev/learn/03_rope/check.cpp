@@ -11,18 +11,12 @@ void rope(double* out, const double* x, int D, double position, double theta);
 
 constexpr int D = 64;
 
-static double dot(const double* a, const double* b) {
-    double sum = 0;
-    for (int i = 0; i < D; ++i) sum += a[i] * b[i];
-    return sum;
-}
-
 // Attention sees q at position m, k at position n.
 static double score(const double* q, const double* k, int m, int n) {
     double qm[D], kn[D];
     rope(qm, q, D, m, 10000);
     rope(kn, k, D, n, 10000);
-    return dot(qm, kn);
+    return dot(qm, kn, D);
 }
 
 static void check_against_program(const double* q) {
@@ -66,7 +60,7 @@ int main() {
     rope(rotated, q, D, 0, 10000);
     close("position 0 changes nothing: largest difference", distance(rotated, q, D), 0, 1e-14);
     rope(rotated, q, D, 777, 10000);
-    close("a rotation keeps the length", std::sqrt(dot(rotated, rotated) / dot(q, q)), 1, 1e-12);
+    close("a rotation keeps the length", std::sqrt(dot(rotated, rotated, D) / dot(q, q, D)), 1, 1e-12);
     close("score(9, 5) - score(1004, 1000)", score(q, k, 9, 5) - score(q, k, 1004, 1000), 0, 1e-10);
     close("score(0, 7) - score(93, 100)", score(q, k, 0, 7) - score(q, k, 93, 100), 0, 1e-10);
     expect(std::fabs(score(q, k, 9, 5) - score(q, k, 9, 6)) > 1e-3, "another distance gives another score");

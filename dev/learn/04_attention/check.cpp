@@ -1,7 +1,6 @@
 #include <vector>
 
 #include "dev/learn/heads.h"
-#include "dev/learn/lesson.h"
 
 using namespace learn;
 
@@ -10,48 +9,18 @@ double attend(double* o, const double* q, const double* k, const double* v, int 
 constexpr int T = 40, D = 16;
 using Matrix = std::vector<double>;
 
-static Matrix random_matrix(unsigned first) {
-    Matrix m(T * D);
-    for (unsigned i = 0; i < T * D; ++i) m[i] = noise(first + i);
-    return m;
-}
-
-// softmax(q k^T) v for one row, the long way: all scores, then their maximum, then the sum.
-static void textbook_row(double* o, const Matrix& q, const Matrix& k, const Matrix& v, int t, double scale) {
-    double p[T], largest = -INFINITY, sum = 0;
-    for (int s = 0; s <= t; ++s) {
-        p[s] = 0;
-        for (int d = 0; d < D; ++d) p[s] += scale * q[size_t(t * D + d)] * k[size_t(s * D + d)];
-        largest = std::fmax(largest, p[s]);
-    }
-    for (int s = 0; s <= t; ++s) sum += p[s] = std::exp(p[s] - largest);
-    for (int d = 0; d < D; ++d) {
-        o[d] = 0;
-        for (int s = 0; s <= t; ++s) o[d] += p[s] / sum * v[size_t(s * D + d)];
-    }
-}
-
-static double worst_row(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
-    Matrix o(T * D, NAN);
-    double worst = 0, row[D];
-    for (int t = 0; t < T; ++t) {
-        attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);
-        textbook_row(row, q, k, v, t, scale);
-        const double d = distance(&o[size_t(t * D)], row, D);
-        worst = std::fmax(worst, d);
-    }
-    return worst;
+static double worst_difference(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
+    Matrix o(T * D, NAN), want, lse;
+    for (int t = 0; t < T; ++t) attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);
+    textbook_attention(want, lse, q, k, v, D, scale);
+    return distance(o, want, T * D);
 }
 
 static void check_against_program(const Matrix& q, const Matrix& k, const Matrix& v, double scale) {
     const std::vector<float> fq(q.begin(), q.end()), fk(k.begin(), k.end()), fv(v.begin(), v.end());
     std::vector<float> fo(T * D), lse(T);
-    rz::attention_forward_cpu({.o = fo.data(),
-                               .lse = lse.data(),
-                               .q = fq.data(),
-                               .k = fk.data(),
-                               .v = fv.data(),
-                               .shape = packed(T, 1, 1, D, float(scale))});
+    const rz::AttentionShape shape = packed(T, 1, 1, D, float(scale));
+    rz::attention_forward_cpu({fo.data(), lse.data(), fq.data(), fk.data(), fv.data(), shape});
     Matrix o(T * D, NAN);
     double my_lse[T];
     for (int t = 0; t < T; ++t) my_lse[t] = attend(o.data(), q.data(), k.data(), v.data(), t, D, scale);
@@ -61,7 +30,8 @@ static void check_against_program(const Matrix& q, const Matrix& k, const Matrix
 }
 
 int main() {
-    Matrix q = random_matrix(0), k = random_matrix(1000), v = random_matrix(2000), o(T * D, NAN);
+    Matrix q = noises<double>(T * D, 0), o(T * D, NAN);
+    const Matrix k = noises<double>(T * D, 1000), v = noises<double>(T * D, 2000);
     attend(o.data(), q.data(), k.data(), v.data(), 0, D, 1);
     close("the first token sees itself: o[0] - v[0]", distance(o, v, D), 0, 1e-15);
 
@@ -72,9 +42,9 @@ int main() {
     close("equal scores give the mean of the first ten values", o[9 * D], mean, 1e-14);
     close("and their log-sum-exp is log 10", lse, 2.302585093, 1e-8);
 
-    close("against the textbook's softmax: worst row", worst_row(q, k, v, 0.25), 0, 1e-13);
+    close("against the textbook's softmax: largest difference", worst_difference(q, k, v, 0.25), 0, 1e-13);
     for (double& x : q) x *= 1000;  // scores of several thousand: exp alone would overflow
-    close("scores of thousands: worst row", worst_row(q, k, v, 1), 0, 1e-9);
+    close("scores of thousands: largest difference", worst_difference(q, k, v, 1), 0, 1e-9);
     for (double& x : q) x /= 250;
     check_against_program(q, k, v, 0.25);
     return verdict("one pass, O(D) memory: a new maximum rescales what was summed before");

@@ -1,7 +1,6 @@
 #include <vector>
 
 #include "dev/learn/heads.h"
-#include "dev/learn/lesson.h"
 
 using namespace learn;
 
@@ -40,9 +39,8 @@ static Values copies(const Values& shared, int K) {
 
 // Grouped attention of K heads must be attention of H heads whose keys are copies.
 static void check_group(int K) {
-    Values q(T * H * D), d_o(T * H * D), k(size_t(T * K * D)), v(size_t(T * K * D));
-    for (unsigned i = 0; i < q.size(); ++i) q[i] = float(noise(i)), d_o[i] = float(noise(9000 + i));
-    for (unsigned i = 0; i < k.size(); ++i) k[i] = float(noise(3000 + i)), v[i] = float(noise(6000 + i));
+    const Values q = noises(T * H * D, 0), d_o = noises(T * H * D, 9000);
+    const Values k = noises(T * K * D, 3000), v = noises(T * K * D, 6000);
     const Pass grouped = attention(q, k, v, d_o, K), separate = attention(q, copies(k, K), copies(v, K), d_o, H);
     std::printf("%d query heads, %d key/value heads:\n", H, K);
     close("outputs differ by", distance(grouped.o, separate.o, T * H * D), 0, 1e-6);

@@ -1,10 +1,8 @@
 #include <string>
 #include <vector>
 
-#include "dev/learn/lesson.h"
+#include "dev/learn/toy.h"
 #include "kernels/swiglu.h"
-#include "llama/model/model.h"
-#include "llama/model/presets.h"
 
 using namespace learn;
 
@@ -23,17 +21,15 @@ static void check_swiglu() {
     double worst = 0;
     for (unsigned i = 0; i < 100; ++i) {
         constexpr double kStep = 1e-5;
-        const double gate = 4 * noise(i), up = 2 * noise(1000 + i);
-        double dgate, dup;
+        double gate = 4 * noise(i), up = 2 * noise(1000 + i), dgate, dup;
         swiglu_backward(&dgate, &dup, gate, up);
-        const double by_gate = (swiglu(gate + kStep, up) - swiglu(gate - kStep, up)) / (2 * kStep);
-        const double by_up = (swiglu(gate, up + kStep) - swiglu(gate, up - kStep)) / (2 * kStep);
-        worst = std::fmax(worst, std::fmax(std::fabs(dgate - by_gate), std::fabs(dup - by_up)));
+        const auto value = [&] { return swiglu(gate, up); };
+        worst = std::fmax(worst, std::fabs(dgate - slope(gate, kStep, value)));
+        worst = std::fmax(worst, std::fabs(dup - slope(up, kStep, value)));
     }
     close("derivatives against finite differences", worst, 0, 1e-9);
     constexpr int F = 64;
-    std::vector<float> gate_up(2 * F), h(F);
-    for (unsigned i = 0; i < 2 * F; ++i) gate_up[i] = float(4 * noise(2000 + i));
+    std::vector<float> gate_up = noises(2 * F, 2000, 4), h(F);
     rz::swiglu_forward_cpu({.h = h.data(), .gate_up = gate_up.data(), .N = 1, .F = F, .dtype = rz::DType::f32});
     double mine[F];
     for (size_t i = 0; i < F; ++i) mine[i] = swiglu(gate_up[i], gate_up[F + i]);
@@ -51,8 +47,7 @@ static void check_parameters() {
                                {"llama3.2-1b", 1235814400},
                                {"tinyllama-1.1b", 1100048384},
                                {"smollm2-135m", 134515008}}) {
-        rz::ModelConfig c = rz::find_preset(known.preset).config;
-        c.resolve();
+        const rz::ModelConfig c = preset(known.preset);
         const int64_t mine = parameters({c.dim, c.layers, c.heads, c.kv_heads, c.head_dim, c.ffn, c.vocab, c.tied});
         expect(mine == known.parameters, "%s has %lld parameters, found %lld", known.preset,
                (long long)known.parameters, (long long)mine);
@@ -61,24 +56,14 @@ static void check_parameters() {
 
 // The program's own model, freshly initialised, on random tokens.
 static void check_first_loss() {
-    rz::ModelConfig c = rz::find_preset("bytes").config;
-    c.dim = 128, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.ffn = 256, c.vocab = 512;
-    c.resolve();
     constexpr int64_t B = 8, T = 64, N = B * T;
-    const rz::ParamTable table(c);
-    rz::Stream stream(rz::Device{}, "compute");
     rz::Mesh mesh{rz::Device{}};
-    rz::Zero zero(rz::Device{}, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
-    rz::Model model(c, table, {.B = B, .T = T}, rz::Device{}, stream, zero.params, &zero.grads);
-    rz::initialise_weights(table, 1337, stream, zero);
-    std::vector<int32_t> tokens(N), targets(N);
-    for (unsigned i = 0; i < N; ++i) {
-        tokens[i] = int32_t((noise(i) + 1) / 2 * 512);
-        targets[i] = int32_t((noise(5000 + i) + 1) / 2 * 512);
-    }
-    model.evaluate({.B = B, .T = T, .tokens = tokens.data(), .targets = targets.data()});
-    stream.synchronize();
-    const double loss = *model.loss_sum() / N;
+    rz::TrainState core(toy(128, 2, 512), {.stage = {.B = B, .T = T}}, rz::Device{}, mesh);
+    rz::initialise_weights(core.table, 1337, core.compute, core.zero);
+    const Batch batch(B, T, 512);
+    core.model.evaluate(batch);
+    core.compute.synchronize();
+    const double loss = *core.model.loss_sum() / N;
     // The mean of 512 losses whose deviation is that of a logit, sqrt(128) * 0.02: four deviations.
     close("first loss of the program, V = 512, as predicted", first_loss(512, 128, 0.02), loss,
           4 * std::sqrt(128.0) * 0.02 / std::sqrt(double(N)));

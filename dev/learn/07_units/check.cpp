@@ -2,9 +2,7 @@
 #include <functional>
 #include <vector>
 
-#include "dev/learn/lesson.h"
-#include "llama/model/param_table.h"
-#include "llama/model/presets.h"
+#include "dev/learn/toy.h"
 
 using namespace learn;
 
@@ -19,15 +17,9 @@ struct Model {
 };
 double forward(const Model& m, const int* tokens);
 
-static rz::ParamTable table_of(const char* preset) {
-    rz::ModelConfig c = rz::find_preset(preset).config;
-    c.resolve();
-    return rz::ParamTable(c);
-}
-
 // Every unit, at several numbers of ranks, against the program's own cut.
-static void check_slices(const char* preset) {
-    const rz::ParamTable table = table_of(preset);
+static void check_slices(const char* name) {
+    const rz::ParamTable table(preset(name));
     int64_t wrong = 0, uneven = 0;
     for (const rz::Unit& u : table.units())
         for (const int ranks : {1, 2, 3, 7, 64}) {
@@ -42,13 +34,13 @@ static void check_slices(const char* preset) {
             wrong += at != u.padded;
             uneven += longest - shortest > u.block;
         }
-    expect(wrong == 0, "%s: %lld slices do not join up or differ from the program's", preset, (long long)wrong);
-    expect(uneven == 0, "%s: %lld units whose slices differ by more than a block", preset, (long long)uneven);
+    expect(wrong == 0, "%s: %lld slices do not join up or differ from the program's", name, (long long)wrong);
+    expect(uneven == 0, "%s: %lld units whose slices differ by more than a block", name, (long long)uneven);
 }
 
 // Why not one slice of the whole buffer per rank: then one rank would own most of a block and all others wait for it.
 static void show_one_slice_per_rank() {
-    const rz::ParamTable table = table_of("llama3.1-8b");
+    const rz::ParamTable table(preset("llama3.1-8b"));
     constexpr int kRanks = 8;
     const rz::Unit& block = table.units()[10];
     double most = 0;

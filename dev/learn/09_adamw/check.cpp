@@ -1,9 +1,8 @@
+#include <string>
 #include <vector>
 
-#include "dev/learn/lesson.h"
-#include "kernels/adamw.h"
-#include "llama/model/param_table.h"
-#include "llama/model/presets.h"
+#include "dev/learn/optimizer.h"
+#include "dev/learn/toy.h"
 #include "llama/train/schedule.h"
 
 using namespace learn;
@@ -27,41 +26,18 @@ static void check_against_torch() {
     Moments s = {0, 0};
     for (int step = 1; step <= 5; ++step) {
         w = adamw(w, s, gradients[step - 1], step, kLr, kBeta1, kBeta2, kEps, kDecay);
-        char what[64];
-        std::snprintf(what, sizeof what, "PyTorch's weight after step %d", step);
-        close(what, w, torch_w[step - 1], 1e-12);
+        close(("PyTorch's weight after step " + std::to_string(step)).c_str(), w, torch_w[step - 1], 1e-12);
     }
 }
 
 static void check_against_program() {
     constexpr int n = 256;
-    std::vector<float> w(n), m(n, 0.0f), v(n, 0.0f), g(n);
-    std::vector<double> mine(n);
+    std::vector<float> w = noises(n, 0), m(n), v(n);
+    std::vector<double> mine(w.begin(), w.end());
     std::vector<Moments> state(n, {0, 0});
-    const float grad_scale = 1;
-    const int64_t segment_end[2] = {100, n};  // a matrix that decays, then a norm
-    const uint8_t segment_decays[2] = {decays(2), decays(1)};
-    for (unsigned i = 0; i < n; ++i) mine[i] = w[i] = float(noise(i));
     for (int step = 1; step <= 3; ++step) {
-        for (unsigned i = 0; i < n; ++i) g[i] = float(noise(1000 * unsigned(step) + i));
-        rz::adamw_cpu({.param = w.data(),
-                       .master = w.data(),
-                       .m = m.data(),
-                       .v = v.data(),
-                       .grad = g.data(),
-                       .grad_scale = &grad_scale,
-                       .n = n,
-                       .segment_end = segment_end,
-                       .decays = segment_decays,
-                       .segments = 2,
-                       .lr = float(kLr),
-                       .beta1 = float(kBeta1),
-                       .beta2 = float(kBeta2),
-                       .eps = float(kEps),
-                       .weight_decay = float(kDecay),
-                       .step = step,
-                       .param_dtype = rz::DType::f32,
-                       .grad_dtype = rz::DType::f32});
+        const std::vector<float> g = noises(n, 1000 * unsigned(step));
+        program_adamw(w.data(), m.data(), v.data(), g.data(), n, /*decaying=*/100, step, float(kLr));
         for (unsigned i = 0; i < n; ++i)
             mine[i] = adamw(mine[i], state[i], g[i], step, kLr, kBeta1, kBeta2, kEps, i < 100 ? kDecay : 0);
     }
@@ -70,9 +46,7 @@ static void check_against_program() {
 }
 
 static void check_decay_groups() {
-    rz::ModelConfig c = rz::find_preset("bytes").config;
-    c.resolve();
-    const rz::ParamTable table(c);
+    const rz::ParamTable table(preset("bytes"));
     int wrong = 0;
     for (const rz::Tensor& t : table.tensors()) wrong += decays(int(t.shape.size())) != t.decay;
     expect(wrong == 0, "%d of %zu tensors decay otherwise than in the program", wrong, table.tensors().size());

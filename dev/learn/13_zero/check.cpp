@@ -1,12 +1,9 @@
 #include <atomic>
-#include <vector>
+#include <string>
 
 #include "comm/loopback.h"
-#include "dev/learn/lesson.h"
-#include "kernels/embedding.h"
+#include "dev/learn/toy.h"
 #include "kernels/runtime/context.h"
-#include "llama/model/model.h"
-#include "llama/model/presets.h"
 
 using namespace learn;
 
@@ -15,27 +12,6 @@ int passes(int stage);
 
 constexpr int kRanks = 4;
 constexpr rz::DType kNarrow = rz::DType::bf16;
-
-static rz::ModelConfig small_model() {
-    rz::ModelConfig c = rz::find_preset("bytes").config;
-    c.dim = 64, c.layers = 3, c.ffn = 128, c.heads = 4, c.kv_heads = 2, c.vocab = 512;
-    c.resolve();
-    return c;
-}
-
-// A micro-batch of two rows of 32 tokens.
-struct Batch {
-    static constexpr int64_t B = 2, T = 32, N = B * T;
-    std::vector<int32_t> tokens = std::vector<int32_t>(N), targets = tokens, rows = tokens, starts, ids = tokens;
-    int64_t distinct;
-    explicit Batch(int64_t vocab) : starts(N + 1) {
-        for (unsigned i = 0; i < N; ++i) tokens[i] = int32_t(i * 37 % 512), targets[i] = int32_t(i * 91 % 512);
-        distinct = rz::embedding_plan(tokens.data(), N, vocab, rows.data(), starts.data(), ids.data());
-    }
-    rz::DeviceBatch on_device() const {
-        return {B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
-    }
-};
 
 static int64_t state_bytes(const rz::MemoryLedger& ledger) {
     int64_t bytes = 0;
@@ -50,30 +26,25 @@ struct Measured {
 
 // The program's own Zero on four ranks (threads): what its ledger counts, and what its ring sends in one step.
 static Measured measure(int stage) {
-    const rz::ModelConfig config = small_model();
-    const rz::ParamTable table(config);
-    const Batch batch(config.vocab);
+    const rz::ModelConfig config = toy(64, 3, 512);
+    const Batch batch(2, 32, config.vocab);
+    const rz::CoreOptions options{
+        .zero = {.stage = stage, .param_dtype = kNarrow, .grad_dtype = kNarrow, .wire_dtype = kNarrow},
+        .stage = {.B = batch.B, .T = batch.T}};
     rz::LoopbackHub hub(kRanks, /*timeout_s=*/10);
     std::atomic<int64_t> bytes{0}, sent{0};
     hub.run([&](int rank) {
         const rz::Device device = hub.device(rank);
-        rz::Stream stream(device, "compute");
         rz::Mesh mesh(hub, rank);
-        rz::Zero zero(device, stream, rz::unit_layouts(table), rz::decay_segments(table),
-                      {.stage = stage, .param_dtype = kNarrow, .grad_dtype = kNarrow, .wire_dtype = kNarrow}, {}, mesh);
+        rz::TrainState core(config, options, device, mesh);
         bytes += state_bytes(device.context->memory);
-        rz::Model model(config, table, {.B = Batch::B, .T = Batch::T, .dtype = kNarrow, .grad_dtype = kNarrow}, device,
-                        stream, zero.params, &zero.grads);
-        rz::initialise_weights(table, 1, stream, zero);
-        stream.synchronize();
+        rz::initialise_weights(core.table, 1, core.compute, core.zero);
+        core.compute.synchronize();
         const int64_t before = mesh.bytes_sent();
-        model.train(batch.on_device(), 1.0f / (kRanks * Batch::N));
-        zero.optimizer.gradient_norm();
-        zero.optimizer.update(1e-3f, 1);
-        stream.synchronize();
+        train_step(core, batch, 1.0f / (kRanks * 64));
         sent += mesh.bytes_sent() - before;
     });
-    const double parameters = double(table.size());
+    const double parameters = double(rz::ParamTable(config).size());
     return {double(bytes) / kRanks / parameters,
             double(sent) / kRanks / (2 * parameters * (kRanks - 1) / double(kRanks))};
 }
@@ -82,9 +53,8 @@ int main() {
     // Rajbhandari et al. 2020, figure 1: 7.5 billion parameters on 64 GPUs, in GB
     const double paper[4] = {120, 31.4, 16.6, 1.9};
     for (int stage = 0; stage <= 3; ++stage) {
-        char what[64];
-        std::snprintf(what, sizeof what, "stage %d, 7.5e9 parameters, 64 ranks, in GB", stage);
-        close(what, 7.5 * bytes_per_parameter(stage, 64), paper[stage], 0.05);
+        const std::string what = "stage " + std::to_string(stage) + ", 7.5e9 parameters, 64 ranks, in GB";
+        close(what.c_str(), 7.5 * bytes_per_parameter(stage, 64), paper[stage], 0.05);
     }
     close("stage 1 saves at most 4x", bytes_per_parameter(0, 1) / bytes_per_parameter(1, 1 << 30), 4, 1e-6);
     close("stage 2 saves at most 8x", bytes_per_parameter(0, 1) / bytes_per_parameter(2, 1 << 30), 8, 1e-6);

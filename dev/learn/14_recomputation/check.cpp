@@ -1,11 +1,7 @@
 #include <cstdint>
-#include <vector>
 
-#include "dev/learn/lesson.h"
-#include "kernels/embedding.h"
+#include "dev/learn/toy.h"
 #include "kernels/runtime/context.h"
-#include "llama/model/model.h"
-#include "llama/model/presets.h"
 
 using namespace learn;
 
@@ -49,28 +45,14 @@ struct Program {
     float norm;
 };
 static Program program(rz::Recompute recompute) {
-    rz::ModelConfig c = rz::find_preset("bytes").config;
-    c.dim = 64, c.layers = 6, c.heads = 4, c.kv_heads = 2, c.ffn = 128, c.vocab = 256;
-    c.resolve();
-    constexpr int64_t B = 2, T = 32, N = B * T;
-    const rz::ParamTable table(c);
     rz::RankContext context;
     const rz::Device device{rz::DeviceKind::cpu, 0, &context};
-    rz::Stream stream(device, "compute");
     rz::Mesh mesh{device};
-    rz::Zero zero(device, stream, rz::unit_layouts(table), rz::decay_segments(table), {}, {}, mesh);
-    rz::Model model(c, table, {.B = B, .T = T, .recompute = recompute}, device, stream, zero.params, &zero.grads);
+    const Batch batch(2, 32, 256);
+    rz::TrainState core(toy(64, 6, 256), {.stage = {.B = batch.B, .T = batch.T, .recompute = recompute}}, device, mesh);
     const int64_t bytes = context.memory.now(rz::DeviceKind::cpu, rz::MemKind::activations);
-    rz::initialise_weights(table, 1, stream, zero);
-    std::vector<int32_t> tokens(N), targets(N), rows(N), starts(N + 1), ids(N);
-    for (unsigned i = 0; i < N; ++i) tokens[i] = int32_t(i * 37 % 256), targets[i] = int32_t(i * 91 % 256);
-    for (unsigned i = 0; i < N; ++i) ids[i] = tokens[i], rows[i] = int32_t(i);
-    const int64_t distinct = rz::embedding_plan(tokens.data(), N, c.vocab, rows.data(), starts.data(), ids.data());
-    model.train({B, T, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct}, 1.0f / N);
-    zero.optimizer.gradient_norm();
-    zero.optimizer.update(1e-3f, 1);
-    stream.synchronize();
-    return {bytes, *zero.optimizer.norm()};
+    rz::initialise_weights(core.table, 1, core.compute, core.zero);
+    return {bytes, train_step(core, batch, 1.0f / 64)};
 }
 
 int main() {

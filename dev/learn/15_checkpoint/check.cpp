@@ -4,12 +4,13 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "dev/learn/lesson.h"
-#include "kernels/adamw.h"
+#include "dev/learn/optimizer.h"
 #include "llama/data/data_loader.h"
 
 using namespace learn;
@@ -29,40 +30,15 @@ constexpr int n = 512;
 // One step of a toy run: its sample by the program's permutation, its update by the program's AdamW. `s` holds elements
 // from `first` on.
 static void step(State& s, unsigned first = 0) {
-    const auto count = unsigned(s.weights.size());
+    const int64_t count = int64_t(s.weights.size());
     const int64_t sample = rz::Permutation(1000, /*seed=*/7, uint64_t(s.position / 1000))(s.position % 1000);
-    std::vector<float> gradient(count);
-    for (unsigned i = 0; i < count; ++i)
-        gradient[i] = s.weights[i] - float(noise(unsigned(sample) * unsigned(n) + first + i));
-    const float scale = 1;
-    const int64_t end = count;
-    const uint8_t decays = 1;
-    rz::adamw_cpu({.param = s.weights.data(),
-                   .master = s.weights.data(),
-                   .m = s.m.data(),
-                   .v = s.v.data(),
-                   .grad = gradient.data(),
-                   .grad_scale = &scale,
-                   .n = count,
-                   .segment_end = &end,
-                   .decays = &decays,
-                   .segments = 1,
-                   .lr = 0.02f,
-                   .beta1 = 0.9f,
-                   .beta2 = 0.95f,
-                   .eps = 1e-8f,
-                   .weight_decay = 0.1f,
-                   .step = s.updates + 1,
-                   .param_dtype = rz::DType::f32,
-                   .grad_dtype = rz::DType::f32});
+    std::vector<float> gradient = noises(int(count), unsigned(sample) * unsigned(n) + first);
+    for (size_t i = 0; i < gradient.size(); ++i) gradient[i] = s.weights[i] - gradient[i];
+    program_adamw(s.weights.data(), s.m.data(), s.v.data(), gradient.data(), count, count, s.updates + 1, 0.02f);
     ++s.updates, ++s.position;
 }
 
-static State fresh() {
-    State s{std::vector<float>(n), std::vector<float>(n), std::vector<float>(n)};
-    for (unsigned i = 0; i < n; ++i) s.weights[i] = float(noise(i));
-    return s;
-}
+static State fresh() { return {noises(n, 0), std::vector<float>(n), std::vector<float>(n)}; }
 
 static bool same(const State& a, const State& b) {
     return a.weights.size() == b.weights.size() &&
@@ -139,8 +115,6 @@ int main() {
     for (const auto& [saved, ranks] : {std::pair{1, 4}, {4, 1}, {3, 2}, {4, 4}, {2, 5}})
         check_shards(folder, straight, saved, ranks);
 
-    std::remove((path + ".tmp").c_str());
-    std::remove(path.c_str());
-    rmdir(folder);
+    std::filesystem::remove_all(folder);
     return verdict("what a step reads is what must be saved; what has its name must be whole");
 }

@@ -2,7 +2,6 @@
 #include <vector>
 
 #include "dev/learn/heads.h"
-#include "dev/learn/lesson.h"
 #include "kernels/philox.h"
 #include "llama/model/generate.h"
 
@@ -23,26 +22,14 @@ int choose(const std::vector<Candidate>& c, double draw);
 // Token by token with a cache, beside the program's attention over the whole sequence at once.
 static void check_cache() {
     constexpr int T = 24, D = 16;
-    std::vector<float> q(T * D), k(q), v(q), o(q), lse(T);
-    for (unsigned i = 0; i < T * D; ++i) {
-        q[i] = float(2 * noise(i));
-        k[i] = float(2 * noise(10000 + i));
-        v[i] = float(noise(20000 + i));
-    }
-    rz::attention_forward_cpu({.o = o.data(),
-                               .lse = lse.data(),
-                               .q = q.data(),
-                               .k = k.data(),
-                               .v = v.data(),
-                               .shape = packed(T, 1, 1, D, 1 / std::sqrt(float(D)))});
+    const std::vector<float> q = noises(T * D, 0, 2), k = noises(T * D, 10000, 2), v = noises(T * D, 20000);
+    std::vector<float> o(T * D), lse(T);
+    const rz::AttentionShape shape = packed(T, 1, 1, D, 1 / std::sqrt(float(D)));
+    rz::attention_forward_cpu({o.data(), lse.data(), q.data(), k.data(), v.data(), shape});
     Cache cache;
+    const std::vector<double> wide_q(q.begin(), q.end()), wide_k(k.begin(), k.end()), wide_v(v.begin(), v.end());
     std::vector<double> mine(T * D);
-    for (size_t t = 0; t < T; ++t) {
-        const std::vector<double> qt(q.begin() + long(t * D), q.begin() + long(t * D + D));
-        const std::vector<double> kt(k.begin() + long(t * D), k.begin() + long(t * D + D));
-        const std::vector<double> vt(v.begin() + long(t * D), v.begin() + long(t * D + D));
-        attend(&mine[t * D], cache, qt.data(), kt.data(), vt.data(), D);
-    }
+    for (size_t at = 0; at < T * D; at += D) attend(&mine[at], cache, &wide_q[at], &wide_k[at], &wide_v[at], D);
     close("24 tokens one by one and the whole sequence: largest difference", distance(mine, o, T * D), 0, 1e-5);
     expect(cache.positions == T && cache.k.size() == T * D, "the cache holds %d positions, %zu numbers of keys",
            cache.positions, cache.k.size());

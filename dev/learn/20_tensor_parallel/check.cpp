@@ -40,18 +40,18 @@ static double output(const Model& m, int row, int c) {
     return y;
 }
 
-// d (sum of dy y) / d parameter. The model is made of straight lines, so the difference quotient is exact where no h
+// d (sum of dy y) / d parameters. The model is made of straight lines, so the difference quotient is exact where no h
 // passes relu's knee; main() sees to that.
-static double slope(Model& m, float& parameter) {
-    const float kept = parameter;
-    double loss[2] = {};
-    for (int side = 0; side < 2; ++side) {
-        parameter = kept + (side ? 1 : -1) / 1024.0f;
-        for (int r = 0; r < kRows; ++r)
-            for (int c = 0; c < C; ++c) loss[side] += m.dy[size_t(r * C + c)] * output(m, r, c);
-    }
-    parameter = kept;
-    return (loss[1] - loss[0]) * 512;
+static Values gradient(const Model& m, Values& parameters) {
+    Values out;
+    for (float& parameter : parameters)
+        out.push_back(float(slope(parameter, 1.0 / 1024, [&] {
+            double loss = 0;
+            for (int r = 0; r < kRows; ++r)
+                for (int c = 0; c < C; ++c) loss += m.dy[size_t(r * C + c)] * output(m, r, c);
+            return loss;
+        })));
+    return out;
 }
 
 struct Outcome {
@@ -104,12 +104,10 @@ int main() {
     // Every h is a half of an odd number, so none is near 0
     for (int r = 0; r < kRows; ++r) m.x[size_t(r * C)] += 0.5f;
     for (int f = 0; f < F; ++f) m.up[size_t(f * C)] = float(2 * (f % 3) - 1);
-    Values y(kRows * C), dx(y), dup(F * C), ddown(C * F);
+    Values y(kRows * C);
     for (int r = 0; r < kRows; ++r)
         for (int c = 0; c < C; ++c) y[size_t(r * C + c)] = float(output(m, r, c));
-    for (size_t i = 0; i < dx.size(); ++i) dx[i] = float(slope(m, m.x[i]));
-    for (size_t i = 0; i < dup.size(); ++i) dup[i] = float(slope(m, m.up[i]));
-    for (size_t i = 0; i < ddown.size(); ++i) ddown[i] = float(slope(m, m.down[i]));
+    const Values dx = gradient(m, m.x), dup = gradient(m, m.up), ddown = gradient(m, m.down);
     for (const int ranks : {1, 2, 4}) {
         const Outcome o = run(m, ranks);
         std::printf("%d ranks, sums of halves are exact:\n", ranks);

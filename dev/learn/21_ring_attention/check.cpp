@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "comm/loopback.h"
-#include "dev/learn/lesson.h"
+#include "dev/learn/heads.h"
 #include "kernels/attention/attention_merge.h"
 
 using namespace learn;
@@ -19,27 +19,9 @@ long ring_attention(Part out[2], rz::Transport& transport, rz::Stream& stream, c
 constexpr int T = 48, D = 8;
 
 struct Whole {
-    std::vector<float> q, k, v;
+    std::vector<float> q = noises(T * D, 0, 3), k = noises(T * D, 10000, 3), v = noises(T * D, 20000);
     std::vector<double> o, lse;
-    // The textbook's: all scores of a row, then softmax, then the average.
-    Whole() : q(T * D), k(q), v(q), o(T * D), lse(T) {
-        for (unsigned i = 0; i < T * D; ++i) {
-            q[i] = float(3 * noise(i));
-            k[i] = float(3 * noise(10000 + i));
-            v[i] = float(noise(20000 + i));
-        }
-        for (size_t t = 0; t < T; ++t) {
-            double e[T], sum = 0;
-            for (size_t s = 0; s <= t; ++s) {
-                double score = 0;
-                for (size_t i = 0; i < D; ++i) score += double(q[t * D + i]) * k[s * D + i];
-                sum += e[s] = std::exp(score / std::sqrt(double(D)));
-            }
-            for (size_t s = 0; s <= t; ++s)
-                for (size_t i = 0; i < D; ++i) o[t * D + i] += e[s] / sum * v[s * D + i];
-            lse[t] = std::log(sum);
-        }
-    }
+    Whole() { textbook_attention(o, lse, q, k, v, D, 1 / std::sqrt(double(D))); }
 };
 
 static void check_join() {
@@ -52,17 +34,10 @@ static void check_join() {
     close("a part that sees no key changes nothing", a.o[0], 17.5, 1e-12);
 
     constexpr int kRows = 16;
-    Part mine{std::vector<double>(kRows * D), std::vector<double>(kRows)}, more = mine;
-    std::vector<float> o(kRows * D), lse(kRows), part(kRows * D), part_lse(kRows);
-    for (unsigned i = 0; i < kRows * D; ++i) {
-        mine.o[i] = o[i] = float(noise(i));
-        more.o[i] = part[i] = float(noise(500 + i));
-    }
-    for (unsigned i = 0; i < kRows; ++i) {
-        mine.lse[i] = lse[i] = float(20 * noise(900 + i));
-        more.lse[i] = part_lse[i] = float(20 * noise(950 + i));
-    }
-    join(mine, more, D);
+    std::vector<float> o = noises(kRows * D, 0), lse = noises(kRows, 900, 20);
+    const std::vector<float> part = noises(kRows * D, 500), part_lse = noises(kRows, 950, 20);
+    Part mine{{o.begin(), o.end()}, {lse.begin(), lse.end()}};
+    join(mine, {{part.begin(), part.end()}, {part_lse.begin(), part_lse.end()}}, D);
     rz::attention_merge_cpu({.o = o.data(),
                              .lse = lse.data(),
                              .part_o = part.data(),

@@ -69,8 +69,7 @@ static void check_scales() {
 
     // Gradients of 1e-6: without a scale all of them are below the smallest number, 2^-9.
     constexpr int n = 4096, kBlock = 128;
-    std::vector<float> small(n);
-    for (unsigned i = 0; i < n; ++i) small[i] = float(1e-6 * noise(i));
+    const std::vector<float> small = noises(n, 0, 1e-6);
     int zero = 0;
     for (const float v : small) zero += from_e4m3(to_e4m3(v)) == 0;
     expect(zero == n, "gradients of 1e-6 without a scale: %d of %d become 0", zero, n);

@@ -2,7 +2,7 @@
 #include <vector>
 
 #include "dev/learn/lesson.h"
-#include "kernels/adamw.h"
+#include "dev/learn/optimizer.h"
 
 using namespace learn;
 
@@ -77,35 +77,11 @@ static void check_tiles() {
 // Tiles change nothing but time: the program's AdamW gives the same bits for any cut.
 static void check_bits() {
     constexpr int n = 4096;
-    std::vector<float> whole(n), m(n), v(n), gradient(n);
-    for (unsigned i = 0; i < n; ++i) whole[i] = float(noise(i)), gradient[i] = float(noise(7000 + i));
-    std::vector<float> tiled = whole, tm = m, tv = v;
-    const float scale = 1;
-    const int64_t end = n;
-    const uint8_t decays = 1;
-    const auto update = [&](float* p, float* pm, float* pv, int64_t first, int64_t count) {
-        const int64_t own_end = std::min(end, count);
-        rz::adamw_cpu({.param = p + first,
-                       .master = p + first,
-                       .m = pm + first,
-                       .v = pv + first,
-                       .grad = gradient.data() + first,
-                       .grad_scale = &scale,
-                       .n = count,
-                       .segment_end = &own_end,
-                       .decays = &decays,
-                       .segments = 1,
-                       .lr = 0.01f,
-                       .beta1 = 0.9f,
-                       .beta2 = 0.95f,
-                       .eps = 1e-8f,
-                       .weight_decay = 0.1f,
-                       .step = 1,
-                       .param_dtype = rz::DType::f32,
-                       .grad_dtype = rz::DType::f32});
-    };
-    update(whole.data(), m.data(), v.data(), 0, n);
-    for (int64_t first = 0; first < n; first += 512) update(tiled.data(), tm.data(), tv.data(), first, 512);
+    const std::vector<float> gradient = noises(n, 7000);
+    std::vector<float> whole = noises(n, 0), m(n), v(n), tiled = whole, tm = m, tv = v;
+    program_adamw(whole.data(), m.data(), v.data(), gradient.data(), n, n, 1, 0.01f);
+    for (size_t at = 0; at < n; at += 512)
+        program_adamw(&tiled[at], &tm[at], &tv[at], &gradient[at], 512, 512, 1, 0.01f);
     expect(tiled == whole && tm == m && tv == v, "AdamW in eight tiles and at once: the same bits");
 }
 

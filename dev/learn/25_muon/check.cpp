@@ -1,3 +1,4 @@
+#include <string>
 #include <vector>
 
 #include "dev/learn/lesson.h"
@@ -73,18 +74,16 @@ static void check_against_torch() {
         for (int i = 0; i < 6; ++i) u.push_back(momentum(m[i], gradients[step][i], 0.95));
         const Matrix x = orthogonal(u, 2, 3);
         for (int i = 0; i < 6; ++i) w[i] -= 0.1 * scale(2, 3) * x[size_t(i)];
-        char what[64];
-        std::snprintf(what, sizeof what, "PyTorch's weights after step %d: largest difference", step + 1);
-        close(what, distance(w, torch_w[step], 6), 0, 1e-3);
+        const std::string what = "PyTorch's weights after step " + std::to_string(step + 1) + ": largest difference";
+        close(what.c_str(), distance(w, torch_w[step], 6), 0, 1e-3);
     }
 }
 
 // In fp32: five steps of slope up to 3.4, each of three products.
 static void check_against_program() {
     constexpr int rows = 5, cols = 9;
-    std::vector<float> x;
-    Matrix mine;
-    for (unsigned i = 0; i < rows * cols; ++i) x.push_back(float(noise(i))), mine.push_back(double(x.back()));
+    std::vector<float> x = noises(rows * cols, 0);
+    const Matrix mine(x.begin(), x.end());
     const rz::Device cpu{rz::DeviceKind::cpu, 0};
     rz::Stream stream(cpu, "lesson");
     const rz::Buffer work(cpu, rz::newton_schulz_bytes(rows, cols, rz::DType::f32), rz::MemKind::workspace, "work");
