@@ -1,10 +1,6 @@
 // Fuzzes every token-shard reader. Input: a byte of flags, then the file; with flag 2 the file is a Megatron index and
-// its last 64 bytes are the data beside it.
-//
-//    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_shards.cpp llama/data/{token_shards,data_loader}.cpp llama/base/{json,atomic_file,fault}.cpp \
-//        llama/model/{presets,config}.cpp llama/base/safetensors.cpp \
-//        kernels/runtime/check.cpp -o build/fuzz_shards
+// its last 64 bytes are the data beside it. test/fuzz/README.md says how to run it.
+
 #include <unistd.h>
 
 #include <cstdint>

@@ -1,11 +1,7 @@
 // Fuzzes the tokenizer reader and both directions of the tokenizer. Input: a tokenizer.json, a NUL, a text. Without NUL
 // the input is a text for a tokenizer that is known to be good (the file named by RZ_FUZZ_TOKENIZER), if there is one.
-// An input that begins with 0x0a, as SentencePiece models do, is read as one.
-//
-//    clang++ -std=c++20 -g -O1 -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -I. \
-//        test/fuzz/fuzz_tokenizer.cpp llama/tokenizer/*.cpp llama/base/{json,atomic_file,fault}.cpp \
-//        llama/model/{presets,config}.cpp llama/base/safetensors.cpp llama/data/token_shards.cpp \
-//        kernels/runtime/check.cpp -o build/fuzz_tokenizer
+// An input that begins with 0x0a, as SentencePiece models do, is read as one. test/fuzz/README.md says how to run it.
+
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
