@@ -32,49 +32,36 @@ LLAMA3 = dict(rope_type="llama3", rope_theta=10000.0, factor=8.0, low_freq_facto
               # so short that positions below T meet all three bands: unchanged, smoothed, divided
               original_max_position_embeddings=32)
 
+SMALL = dict(hidden_size=16, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2, vocab_size=31)
+TWO_HEADS = dict(SMALL, num_attention_heads=2, num_key_value_heads=1)
+ONE_HEAD = dict(SMALL, num_attention_heads=1, num_key_value_heads=1)
 CASES = {
     # three query heads share a kv head; nothing is a power of two
     "gqa": (torch.float32, dict(hidden_size=24, intermediate_size=40, num_attention_heads=3, num_key_value_heads=1,
                                 vocab_size=43)),
-    "tied": (torch.bfloat16, dict(hidden_size=32, intermediate_size=24, num_attention_heads=4, num_key_value_heads=2,
-                                  vocab_size=53, tie_word_embeddings=True, rms_norm_eps=1e-5)),
+    "tied": (torch.bfloat16, dict(SMALL, hidden_size=32, vocab_size=53, tie_word_embeddings=True, rms_norm_eps=1e-5)),
     # the heads together are wider than the model
-    "llama3_rope": (torch.float16, dict(hidden_size=16, intermediate_size=28, num_attention_heads=2,
-                                        num_key_value_heads=1, head_dim=16, vocab_size=37, rope_parameters=LLAMA3)),
-    "linear_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=2,
-                                        num_key_value_heads=2, vocab_size=31,
+    "llama3_rope": (torch.float16, dict(TWO_HEADS, intermediate_size=28, head_dim=16, vocab_size=37, rope_parameters=LLAMA3)),
+    "linear_rope": (torch.float32, dict(TWO_HEADS, num_key_value_heads=2,
                                         rope_parameters=dict(rope_type="linear", rope_theta=500.0, factor=2.5))),
     # sequences reach beyond the positions, where theta grows
-    "dynamic_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=2,
-                                         num_key_value_heads=1, vocab_size=31, max_position_embeddings=12,
+    "dynamic_rope": (torch.float32, dict(TWO_HEADS, max_position_embeddings=12,
                                          rope_parameters=dict(rope_type="dynamic", rope_theta=500.0, factor=2.0))),
-    "yarn_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=1,
-                                      num_key_value_heads=1, vocab_size=31,
-                                      rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
-                                                           original_max_position_embeddings=16, beta_fast=3.0))),
+    "yarn_rope": (torch.float32, dict(ONE_HEAD, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, beta_fast=3.0))),
     # q and k are scaled as DeepSeek's models do, the ramp's ends are not rounded
-    "yarn_mscale_rope": (torch.float32, dict(hidden_size=16, intermediate_size=24, num_attention_heads=1,
-                                             num_key_value_heads=1, vocab_size=31,
-                                             rope_parameters=dict(rope_type="yarn", rope_theta=500.0, factor=4.0,
-                                                                  original_max_position_embeddings=16, beta_fast=4.0,
-                                                                  beta_slow=0.5, mscale=1.4, mscale_all_dim=0.7,
-                                                                  truncate=False))),
-    "mistral": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                                    num_key_value_heads=2, vocab_size=31, sliding_window=None)),
-    "qwen2": (torch.float32, dict(model="Qwen2", hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                                  num_key_value_heads=2, vocab_size=31, tie_word_embeddings=True)),
+    "yarn_mscale_rope": (torch.float32, dict(ONE_HEAD, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, original_max_position_embeddings=16, beta_fast=4.0, beta_slow=0.5,
+        mscale=1.4, mscale_all_dim=0.7, truncate=False))),
+    "mistral": (torch.float32, dict(SMALL, model="Mistral", sliding_window=None)),
+    "qwen2": (torch.float32, dict(SMALL, model="Qwen2", tie_word_embeddings=True)),
     # a head wider than its share of the model
-    "qwen3": (torch.bfloat16, dict(model="Qwen3", hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                                   num_key_value_heads=1, head_dim=12, vocab_size=31)),
-    "smollm3": (torch.float32, dict(model="SmolLM3", hidden_size=16, intermediate_size=24, num_attention_heads=2,
-                                    num_key_value_heads=1, vocab_size=31, num_hidden_layers=4, no_rope_layer_interval=2,
-                                    pad_token_id=None)),
+    "qwen3": (torch.bfloat16, dict(SMALL, model="Qwen3", num_key_value_heads=1, head_dim=12)),
+    "smollm3": (torch.float32, dict(TWO_HEADS, model="SmolLM3", num_hidden_layers=4, no_rope_layer_interval=2, pad_token_id=None)),
     # shorter than the sequences
-    "mistral_window": (torch.float32, dict(model="Mistral", hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                                           num_key_value_heads=2, vocab_size=31, sliding_window=5)),
+    "mistral_window": (torch.float32, dict(SMALL, model="Mistral", sliding_window=5)),
     # the key heads are normalised together, and so are the query heads
-    "olmo2": (torch.float32, dict(model="Olmo2", hidden_size=16, intermediate_size=24, num_attention_heads=4,
-                                  num_key_value_heads=2, vocab_size=31, pad_token_id=None)),
+    "olmo2": (torch.float32, dict(SMALL, model="Olmo2", pad_token_id=None)),
 }
 
 

@@ -63,10 +63,10 @@ def fnv1a(data):
     return value
 
 
-def order(module, name, ranks, micro_batches):
+def order(module, name, ranks, micro_batches, stages_per_rank=None):
     """By rank, PyTorch's actions."""
-    kind, v = getattr(module, "Schedule" + MAKE[name][0]), MAKE[name][1]
-    held = stages(ranks, v)
+    kind = getattr(module, "Schedule" + MAKE[name][0])
+    held = stages(ranks, stages_per_rank or MAKE[name][1])
     return kind(held[0] if issubclass(kind, module.PipelineScheduleSingle) else held, micro_batches).pipeline_order
 
 

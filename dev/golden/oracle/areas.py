@@ -513,13 +513,8 @@ class Schedules:
 
     def compare(self, case, tools):
         import make_schedule_golden as golden
-        from torch.distributed.pipelining import schedules
         f, kind = Findings(), case["kind"]
-        made = {"gpipe": (schedules.ScheduleGPipe, 1), "1f1b": (schedules.Schedule1F1B, 1), "interleaved": (schedules.ScheduleInterleaved1F1B, case["stages"]),
-                "zb-h1": (schedules.ScheduleInterleavedZeroBubble, 1), "zb-v": (schedules.ScheduleZBVZeroBubble, 2), "dualpipev": (schedules.ScheduleDualPipeV, 2)}
-        maker, held = made[kind]
-        stages = golden.stages(case["ranks"], held)
-        order = maker(stages[0] if issubclass(maker, schedules.PipelineScheduleSingle) else stages, case["micro_batches"]).pipeline_order
+        order = golden.order(golden.load(None), kind, case["ranks"], case["micro_batches"], case["stages"])
         flags = {"pp": case["ranks"], "micro-batches": case["micro_batches"], "pp-schedule": kind, "csv": "-"}
         if case["stages"]:
             flags["pp-stages-per-rank"] = case["stages"]

@@ -111,9 +111,9 @@ def main():
         logs.append(f"==== seed {seed}: {cpu:.2f} CPU seconds, {seconds:.2f} seconds, loss {loss:.4f}\n{log}")
         print(f"seed {seed}: loss {loss:.4f}   {cpu:6.2f} CPU seconds   {seconds:6.2f} by the clock", flush=True)
     n = len(runs)
-    score, loss = sum(r[0] for r in runs) / n, sum(r[2] for r in runs) / n
-    error = math.sqrt(sum((r[0] - score) ** 2 for r in runs) / (n - 1) / n) if n > 1 else float("nan")
-    p = student.p_below([r[2] for r in runs], TARGET) if n > 1 else float("nan")
+    loss = sum(r[2] for r in runs) / n
+    score, error = student.mean_and_error([r[0] for r in runs]) if n > 1 else (runs[0][0], math.nan)
+    p = student.p_below([r[2] for r in runs], TARGET) if n > 1 else math.nan
     reached = loss <= TARGET and max(r[2] for r in runs) <= WORST
     shown = reached and p < SIGNIFICANCE
     print(f"mean loss {loss:.4f}: {'reached' if reached else f'not reached, {TARGET} is asked'}; p = {p:.4f}, {SIGNIFICANCE} is asked of a record")
