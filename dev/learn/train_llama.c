@@ -184,15 +184,14 @@ static void fill_normal(float *x, int64_t n, uint64_t tensor, float std) {
 // ---- data: token shards, and samples in a shuffled order that is a function of (seed, position) ----------------------
 
 typedef struct {
-    void *ids;
-    int64_t tokens;
-    int bytes;  // of an id: 2 or 4
+    int32_t *ids;
+    int64_t tokens, samples;  // samples: windows of T + 1 tokens, T apart
 } Shard;
 
 typedef struct {
     Shard shard[64];
     int shards;
-    int64_t samples;  // windows of T + 1 tokens, T apart, in all shards
+    int64_t samples;  // of all shards
 } Data;
 
 static Shard read_shard(const char *path) {
@@ -201,14 +200,16 @@ static Shard read_shard(const char *path) {
     if (!f || fread(header, sizeof header, 1, f) != 1) fail("can't read a token shard", path);
     const int gpt2 = header[0] == 20240520 && header[1] == 1, llama3 = header[0] == 20240801 && header[1] == 7;
     if (!gpt2 && !llama3) fail("neither a uint16 nor a uint32 token shard", path);
-    Shard s = {.tokens = header[2], .bytes = gpt2 ? 2 : 4};
+    Shard s = {.tokens = header[2], .samples = header[2] > 0 ? (header[2] - 1) / o.seq_len : 0};
     if (s.tokens < 0) fail("a token shard with a negative count", path);
-    s.ids = take(s.tokens, s.bytes);
-    if (fread(s.ids, (size_t)s.bytes, (size_t)s.tokens, f) != (size_t)s.tokens) fail("a token shard is cut short", path);
+    s.ids = take(s.tokens, sizeof *s.ids);
+    for (int64_t i = 0; i < s.tokens; ++i) {
+        uint32_t id = 0;
+        if (fread(&id, gpt2 ? 2 : 4, 1, f) != 1) fail("a token shard is cut short", path);
+        if (id >= (uint64_t)o.vocab) fail("a token id is not below --vocab", path);
+        s.ids[i] = (int32_t)id;
+    }
     fclose(f);
-    for (int64_t i = 0; i < s.tokens; ++i)
-        if ((s.bytes == 2 ? ((uint16_t *)s.ids)[i] : ((uint32_t *)s.ids)[i]) >= (uint64_t)o.vocab)
-            fail("a token id is not below --vocab", path);
     return s;
 }
 
@@ -218,8 +219,7 @@ static Data read_data(const char *list) {
          path = strtok(NULL, ",")) {
         if (d.shards == 64) fail("more than 64 shards", path);
         d.shard[d.shards] = read_shard(path);
-        if (d.shard[d.shards].tokens > 0) d.samples += (d.shard[d.shards].tokens - 1) / o.seq_len;
-        ++d.shards;
+        d.samples += d.shard[d.shards++].samples;
     }
     if (d.samples < 1) fail("no shard holds seq-len + 1 tokens", list);
     return d;
@@ -257,19 +257,10 @@ static void read_batch(const Data *d, int64_t position, int is_shuffled, int32_t
     for (int64_t b = 0; b < o.batch; ++b) {
         int64_t sample = (position + b) % d->samples;
         if (is_shuffled) sample = shuffled(sample, d->samples, (uint64_t)((position + b) / d->samples));
-        int s = 0;
-        for (; s < d->shards; ++s) {
-            const int64_t here = d->shard[s].tokens > 0 ? (d->shard[s].tokens - 1) / T : 0;
-            if (sample < here) break;
-            sample -= here;
-        }
-        for (int64_t t = 0; t <= T; ++t) {
-            const int64_t at = sample * T + t;
-            const int32_t id = d->shard[s].bytes == 2 ? ((uint16_t *)d->shard[s].ids)[at]
-                                                      : (int32_t)((uint32_t *)d->shard[s].ids)[at];
-            if (t < T) inputs[b * T + t] = id;
-            if (t > 0) targets[b * T + t - 1] = id;
-        }
+        const Shard *s = d->shard;
+        for (; sample >= s->samples; ++s) sample -= s->samples;
+        memcpy(inputs + b * T, s->ids + sample * T, (size_t)T * sizeof *inputs);
+        memcpy(targets + b * T, s->ids + sample * T + 1, (size_t)T * sizeof *targets);
     }
 }
 
@@ -287,29 +278,11 @@ static void add_scaled(float *y, float s, const float *x, int64_t n) {  // y += 
     for (int64_t i = 0; i < n; ++i) y[i] += s * x[i];
 }
 
-// y (N, out) = x (N, in) w^T. Rows in fours, so that a weight that was loaded is used four times.
+// y (N, out) = x (N, in) w^T
 static void linear(float *y, const float *x, const float *w, int64_t N, int64_t in, int64_t out) {
 #pragma omp parallel for
-    for (int64_t n = 0; n < N; n += 4) {
-        const int64_t rows = N - n < 4 ? N - n : 4;
-        for (int64_t j = 0; j < out; ++j) {
-            if (rows < 4) {
-                for (int64_t r = 0; r < rows; ++r) y[(n + r) * out + j] = dot(x + (n + r) * in, w + j * in, in);
-                continue;
-            }
-            const float *x0 = x + n * in, *x1 = x0 + in, *x2 = x1 + in, *x3 = x2 + in, *wj = w + j * in;
-            float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-#pragma omp simd reduction(+ : s0, s1, s2, s3)
-            for (int64_t i = 0; i < in; ++i) {
-                s0 += x0[i] * wj[i];
-                s1 += x1[i] * wj[i];
-                s2 += x2[i] * wj[i];
-                s3 += x3[i] * wj[i];
-            }
-            float *to = y + n * out + j;
-            to[0] = s0, to[out] = s1, to[2 * out] = s2, to[3 * out] = s3;
-        }
-    }
+    for (int64_t n = 0; n < N; ++n)
+        for (int64_t j = 0; j < out; ++j) y[n * out + j] = dot(x + n * in, w + j * in, in);
 }
 
 // dx (N, in) = dy w, dw (out, in) += dy^T x
