@@ -145,9 +145,7 @@ class Template:
         return whole, spans
 
 
-def find_template(args, folder, encoder):
-    config = (read_json(os.path.join(folder, "tokenizer_config.json")) or {}) if folder else {}
-
+def find_template(args, folder, config, encoder):
     def special(key, otherwise):
         value = config.get(key)
         return value.get("content", otherwise) if isinstance(value, dict) else value or otherwise
@@ -286,10 +284,12 @@ class Packer:
 class TargetWriter:
     """Shards with targets, each written whole."""
 
-    def __init__(self, folder, name, split, shard_format, shard_tokens, eot, packer=None):
-        self.folder, self.prefix, self.shard_tokens, self.eot = folder, f"{name}_{split}_", shard_tokens, eot
-        self.magic, self.version, self.typecode = FORMATS[shard_format]
-        self.ids, self.flags, self.shards, self.packer = array(self.typecode), bytearray(), [], packer
+    def __init__(self, args, split, encoder):
+        """args: the flags of prepare.py chat."""
+        self.folder, self.prefix, self.shard_tokens = args.out, f"{args.name}_{split}_", args.shard_tokens
+        self.eot, self.packer = encoder.eot, Packer(args.pack, encoder.eot) if args.pack else None
+        self.magic, self.version, self.typecode = FORMATS[format_for(encoder.vocab_size)]
+        self.ids, self.flags, self.shards = array(self.typecode), bytearray(), []
         self.tokens = self.targets = self.documents = self.bytes = 0
 
     def write(self, ids, targets, answer_bytes):
@@ -385,28 +385,19 @@ def main(argv):
     if os.path.exists(os.path.join(args.out, "dataset.json")) and not args.overwrite:
         raise PrepareError(f"{args.out} holds a finished dataset; pass --overwrite or another --out")
     encoder = make_encoder(args.tokenizer, args.eot)
-    folder = args.tokenizer if os.path.isdir(args.tokenizer) else os.path.dirname(args.tokenizer)
+    folder = None
+    if os.path.exists(args.tokenizer):
+        folder = args.tokenizer if os.path.isdir(args.tokenizer) else os.path.dirname(args.tokenizer)
+    config = (read_json(os.path.join(folder, "tokenizer_config.json")) or {}) if folder else {}
     tokens = Tokens(encoder)
-    template, variables, source = find_template(args, folder if os.path.exists(args.tokenizer) else None, encoder)
+    template, variables, source = find_template(args, folder, config, encoder)
     os.makedirs(args.out, exist_ok=True)
     for pattern in ("dataset.json", "*_train_[0-9]*.bin*", "*_val_[0-9]*.bin*"):
         for path in glob.glob(os.path.join(glob.escape(args.out), pattern)):
             if not args.overwrite:
                 raise PrepareError(f"{path} is in the way; choose another --out, or pass --overwrite to remove it")
             os.remove(path)
-    shard_format = format_for(encoder.vocab_size)
-    writers = {
-        s: TargetWriter(
-            args.out,
-            args.name,
-            s,
-            shard_format,
-            args.shard_tokens,
-            encoder.eot,
-            Packer(args.pack, encoder.eot) if args.pack else None,
-        )
-        for s in ("train", "val")
-    }
+    writers = {split: TargetWriter(args, split, encoder) for split in ("train", "val")}
     long = 0
     for where, row in read_rows(args.files):
         text, spans = text_and_answers(row, where, template, variables, tokens, args.allow_special)
@@ -428,14 +419,14 @@ def main(argv):
     for writer in writers.values():
         writer.finish()
     encoder.save(args.out)
-    save_tokenizer_config(args.out, folder if os.path.exists(args.tokenizer) else None, variables, source)
+    save_tokenizer_config(args.out, config, variables, source)
     write_json(
         os.path.join(args.out, "dataset.json"),
         {
             "format_version": 1,
             "name": args.name,
             "vocab_size": encoder.vocab_size,
-            "shard_format": shard_format,
+            "shard_format": format_for(encoder.vocab_size),
             "tokenizer": {
                 "kind": encoder.kind,
                 "file": "tokenizer.json",
@@ -465,10 +456,9 @@ def main(argv):
     return 0
 
 
-def save_tokenizer_config(out, folder, variables, source):
+def save_tokenizer_config(out, config, variables, source):
     """The tokenizer's own configuration with the template in use, so that the fine-tuned model is asked as it was taught."""
     path = os.path.join(out, "tokenizer_config.json")
     write_tokenizer_config(out, variables["bos_token"], variables["eos_token"])
-    config = (read_json(os.path.join(folder, "tokenizer_config.json")) or {}) if folder else {}
     config = {**read_json(path), **config, "chat_template": source or PLAIN}
     write_atomically(path, (json.dumps(config, indent=1, ensure_ascii=False) + "\n").encode())

@@ -265,12 +265,8 @@ class OutputFolder:
         if self.dataset and self.dataset.get("growing"):  # --stream: of the shards so far
             self.dataset = None
         for found, what in ((self.dataset, "a finished dataset"), (self.state, "an unfinished dataset")):
-            if found is not None and found.get("settings") != settings:
-                changed = sorted(
-                    k
-                    for k in {**settings, **found.get("settings", {})}
-                    if settings.get(k) != found.get("settings", {}).get(k)
-                )
+            if found is not None and (old := found.get("settings", {})) != settings:
+                changed = sorted(k for k in {**settings, **old} if settings.get(k) != old.get(k))
                 raise PrepareError(
                     f"{self.path} holds {what} made with other settings ({', '.join(changed)}); pass "
                     "--overwrite or another --out"
