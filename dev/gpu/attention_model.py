@@ -10,10 +10,10 @@ than setmaxnreg leaves it.
 """
 import collections
 import glob
-import os
 import re
-import subprocess
 import sys
+
+from sass import functions, print_head, print_row
 
 MULTIPROCESSORS, CLOCK = 132, 1.83e9
 MEMORY_RATE = 4.3e12 / (MULTIPROCESSORS * CLOCK)  # bytes per clock of one multiprocessor, of an H200
@@ -29,7 +29,7 @@ ALU = {"FMNMX", "FSEL", "FSETP", "ISETP", "LOP3", "SHF", "LEA", "IADD3", "VIADD"
 MUFU_CLOCKS, ALU_CLOCKS = 8, 2
 
 LOCAL_MEMORY_KNOWN = {("attention_forward_mma_kernel", 128, "sm_80"), ("attention_forward_mma_kernel", 96, "sm_90a"),
-                      ("attention_forward_mma_kernel", 128, "sm_90a")}  # see kernel_resources.sh
+                      ("attention_forward_mma_kernel", 128, "sm_90a")}  # see kernel_resources.py
 
 # Per kernel: columns of a streamed tile, products
 WGMMA = {
@@ -54,21 +54,10 @@ def variant(name, flags):
 
 def kernels(path, arch):
     """{(name, dtype, D): [(address, text)]} of the object's code for an architecture."""
-    tool = os.environ.get("CUOBJDUMP", "cuobjdump")
-    try:
-        dump = subprocess.run([tool, "-sass", "-arch", arch, path], capture_output=True, text=True, check=False).stdout
-    except FileNotFoundError:
-        sys.exit(f"attention_model.py: {tool} is not there; it is in the CUDA Toolkit, and a PyPI package "
-                 "(nvidia-cuda-cuobjdump)")
-    found, code = {}, None
-    for line in dump.splitlines():
-        if m := re.search(r"Function : (\S+)", line):
-            name = subprocess.run(["c++filt", m[1]], capture_output=True, text=True, check=True).stdout
-            parts = re.search(r"(attention_\w+_kernel)<(\w+), (?:\(int\))?(\d+)((?:, (?:\(bool\))?\w+)*)>", name)
-            code = found.setdefault((variant(parts[1], re.findall(r"\w+", parts[4].replace("(bool)", ""))),
-                                     parts[2].strip("_"), int(parts[3])), []) if parts else None
-        elif code is not None and (m := re.match(r"\s+/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line)):
-            code.append((int(m[1], 16), m[2]))
+    found = {}
+    for _, name, code in functions(path, arch):
+        if m := re.match(r"(attention_\w+_kernel)<(\w+), (\d+)((?:, \w+)*)>", name):
+            found[variant(m[1], re.findall(r"\w+", m[4])), m[2], int(m[3])] = code
     return found
 
 
@@ -99,15 +88,6 @@ def inner_loop(code):
 
 def short(name):
     return name.replace("attention_", "").replace("_kernel", "")
-
-
-def print_row(cells):
-    print("| " + " | ".join(f"{c:.0f}" if isinstance(c, float) else str(c) for c in cells) + " |")
-
-
-def print_head(cells):
-    print_row(cells)
-    print("|" + "---|" * len(cells))
 
 
 def clocks(body, skipped):
@@ -163,7 +143,7 @@ def wgmma_rows(objects, every):
     rows, bad = [], []
     for path in objects:
         for (name, dtype, D), code in kernels(path, "sm_90a").items():
-            if name not in WGMMA or (dtype != "nv_bfloat16" and not every):
+            if name not in WGMMA or (dtype != "bf16" and not every):
                 continue
             k = WGMMA[name]
             body, skipped = inner_loop(code)
@@ -191,13 +171,13 @@ def print_wgmma(rows):
     for name, dtype, D, size, count, unit, bound, rate, _ in rows:
         fp32, alu = sum(count[o] for o in FP32), sum(count[o] for o in ALU)
         rest = sum(count.values()) - fp32 - alu - count["HGMMA"] - count["MUFU"]
-        label = name if dtype == "nv_bfloat16" else f"{name}, fp16"
+        label = name if dtype == "bf16" else f"{name}, fp16"
         print_row([label, D, f"{size}, {sum(count.values())}", count["HGMMA"], count["MUFU"], fp32, alu, rest,
                    unit["tensor"], unit["shared"], unit["exp"], unit["issue"], unit["alu"], bound, rate])
     print("\nBackward as a whole, five products counted of the seven computed, or of five where the score gradients are kept:\n")
     print("| D | clocks per 64 x 64 scores: kv, q | TFLOP/s of the five |")
     print("|---|---|---|")
-    per = {(r[0], r[2]): r[8] * 64 for r in rows if r[1] == "nv_bfloat16"}
+    per = {(r[0], r[2]): r[8] * 64 for r in rows if r[1] == "bf16"}
     def whole(label, D, kv, q):
         print(f"| {label} | {kv:.0f}, {q:.0f} | {5 * 2 * 64 * 64 * D / (kv + q) * MULTIPROCESSORS * CLOCK / 1e12:.0f} |")
 
@@ -214,7 +194,7 @@ def print_mma(objects, every):
     for path in objects:
         for arch in ("sm_80", "sm_90a"):
             for (name, dtype, D), code in sorted(kernels(path, arch).items()):
-                if "_mma_" not in name or (dtype != "nv_bfloat16" and not every):
+                if "_mma_" not in name or (dtype != "bf16" and not every):
                     continue
                 body, skipped = inner_loop(code)
                 if any(opcode(t) in ("LDL", "STL") for _, t in body) and (name, D, arch) not in LOCAL_MEMORY_KNOWN:

@@ -370,7 +370,7 @@ stage_profile() {
 stage_resources() {
   command -v cuobjdump > /dev/null || unavailable "cuobjdump is not on the PATH; it is in the CUDA Toolkit, and a PyPI package (nvidia-cuda-cuobjdump)"
   local table rc=0
-  table=$(dev/gpu/kernel_resources.sh "$BUILD" 2>&1) || rc=$?
+  table=$(dev/gpu/kernel_resources.py "$BUILD" 2>&1) || rc=$?
   row "{\"kind\": \"text\", \"text\": $(json "$table")}"
   [ $rc = 0 ] || note "$(tail -n 1 <<< "$table")"
   return $rc

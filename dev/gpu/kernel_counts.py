@@ -17,7 +17,7 @@ import sys
 import tempfile
 
 import attention_model
-from attention_model import print_head, print_row
+from sass import print_head, print_row
 
 COPY_RATE = 4.3e12  # bytes per second, as in dev/notes/kernels-unmeasured.md
 KINDS = ("tensor core", "float", "special", "integer", "move", "memory", "shuffle", "control")
@@ -136,7 +136,7 @@ def attention(build):
                 _, _, _, size, code, unit, bound, rate, _ = model[name, D]
                 tiles = c["kinds"]["tensor core"] / code["HGMMA"]
                 print_row([name, D, shape, f"{tiles:.0f}", by_kind(c, tiles), f"{c['all'] / tiles:.0f}",
-                           f"{size}, {sum(code.values())}", f"{c['kinds']['special'] / tiles:.1f}, {code['MUFU']}",
+                           f"{size}, {sum(code.values())}", f"{c['kinds'].get('special', 0) / tiles:.1f}, {code['MUFU']}",
                            f"{4 * c['bulk'] / tiles:.0f}, {attention_model.streamed_bytes(whole, D):.0f}",
                            f"{c['cycles'] / tiles:.1f}, {c['ideal'] / tiles:.1f}", sectors(c), lanes(c),
                            f"{bound}, {unit[bound]:.0f}, {rate:.0f}"])

@@ -10,21 +10,13 @@ and MUFU operations there are to 16 bytes. Needs cuobjdump (CUDA Toolkit; $CUOBJ
 """
 import argparse
 import collections
-import glob
-import os
 import re
-import subprocess
 import sys
 
-from attention_model import print_head, print_row
+from sass import functions, objects_of, print_head, print_row, resources
 
 WIDTH = {"128": 16, "64": 8, "U16": 2, "S16": 2, "U8": 1, "S8": 1}
-CUOBJDUMP = os.environ.get("CUOBJDUMP", "cuobjdump")
 REGISTERS, THREADS, BLOCKS, SHARED = 65536, 2048, 32, {"80": 164 << 10, "90a": 228 << 10}
-
-
-def run(*command):
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
 
 def width(opcode):
@@ -55,8 +47,8 @@ class Kernel:
         for at, text in lines:
             guarded = re.match(r"@!?U?P\w+\s+", text)
             text = text[guarded.end():] if guarded else text
-            opcode, _, operands = text.strip().partition(" ")
-            code.append((int(at, 16), bool(guarded), opcode, operands))
+            opcode, _, operands = text.partition(" ")
+            code.append((at, bool(guarded), opcode, operands))
         last_exit = max((at for at, _, opcode, _ in code if opcode.startswith("EXIT")), default=0)
         for at, _, opcode, _ in code:
             if at > last_exit:
@@ -103,28 +95,11 @@ class Kernel:
                 i = to
 
 
-def demangle(names):
-    out = run("c++filt", *names).splitlines() if names else []
-    for i, name in enumerate(out):
-        name = re.sub(r"\(anonymous namespace\)::|rz::|^void ", "", name)
-        name = name.replace("__nv_bfloat16", "bf16").replace("__half", "f16").replace("(bool)", "").replace("(int)", "")
-        cut = name.find(">(")
-        out[i] = name[: cut + 1] if cut >= 0 else name.split("(")[0]
-    return out
-
-
 def kernels_of(path, arch):
-    sass = run(CUOBJDUMP, "-sass", "-arch", "sm_" + arch, path)
-    usage = run(CUOBJDUMP, "--dump-resource-usage", "-arch", "sm_" + arch, path)
-    resources = {}
-    for name, registers_, shared in re.findall(r"Function (\S+):\s*\n\s*REG:(\d+).*?SHARED:(\d+)", usage):
-        resources[name] = (int(registers_), int(shared))
-    sections = re.split(r"\n\s*Function : ", sass)[1:]
-    names = [section.split("\n")[0].strip() for section in sections]
-    for name, short, section in zip(names, demangle(names), sections):
-        lines = re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(.*?);", section)
-        kernel = Kernel(short, lines)
-        kernel.registers, kernel.shared = resources.get(name, (0, 0))
+    used = {name: numbers for of, name, numbers in resources(path) if of == arch}
+    for name, short, code in functions(path, arch):
+        kernel = Kernel(short, code)
+        kernel.registers, kernel.shared = used[name]["REG"], used[name]["SHARED"]
         yield kernel
 
 
@@ -219,11 +194,10 @@ def main():
     options = parser.parse_args()
     files = []
     for path in options.paths:
-        files += [path] if path.endswith(".o") else sorted(
-            glob.glob(path + "/cuda*/kernels/*.cu.o") + glob.glob(path + "/cuda*/kernels/*/*.cu.o"))
+        files += [path] if path.endswith(".o") else sorted(objects_of(path))
     if not files:
         sys.exit("kernel_sass.py: no objects; run make where nvcc is")
-    kernels = [k for file in files for k in kernels_of(file, options.arch)]
+    kernels = [k for file in files for k in kernels_of(file, "sm_" + options.arch)]
     if options.all is None:
         table(kernels, options.arch)
         return

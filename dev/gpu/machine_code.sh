@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # machine_code.sh [BUILD]   fails where ptxas has spilled a register that is not known to spill, or has serialised wgmma
 #
-# Runs kernel_resources.sh and attention_model.py over the objects that the build left; needs no GPU, and no compilation beyond the
+# Runs kernel_resources.py and attention_model.py over the objects that the build left; needs no GPU, and no compilation beyond the
 # build's own. Without cuobjdump and nvdisasm, which a small toolkit lacks, they come from PyPI (6 MB) into build/cuda-tools, once;
 # skipped, and said so, where they can't be had or the objects have no code for sm_90a.
 set -uo pipefail
@@ -23,7 +23,7 @@ if ! cuobjdump -lelf "$build"/cuda*/kernels/attention/attention_forward_wgmma.cu
   exit 0
 fi
 rc=0
-dev/gpu/kernel_resources.sh "$build" || rc=1
+dev/gpu/kernel_resources.py "$build" || rc=1
 dev/gpu/attention_model.py "$build" || rc=1
 [ "$rc" = 0 ] && echo "2 passed, 0 failed" || echo "0 passed, 1 failed"
 exit "$rc"
