@@ -10,10 +10,14 @@ from study import TOP, beside, table, write
 from picture import BLUE, COLOURS, GREY, Picture  # study has said where it is
 
 STATE = ("parameters", "gradients", "optimizer")
-CPU = "".join(
-    f"{line}\n"
-    for line in ('kind = "cpu"', "memory-gib = 64", "gemm-bf16-tflops = 1", "gemm-fp32-tflops = 1", "memory-gbs = 10", "link-gbs = 1", "card-gbs = 1")
-)  # fmt: skip
+CPU = """kind = "cpu"
+memory-gib = 64
+gemm-bf16-tflops = 1
+gemm-fp32-tflops = 1
+memory-gbs = 10
+link-gbs = 1
+card-gbs = 1
+"""
 SMALL = "--preset bytes --vocab 512 --batch 1 --seq-len 64 --data synthetic --val-tokens 64 --val-every 0 --save-every 0 --steps 2".split()
 LARGE = "--preset llama3.1-8b --batch 1 --seq-len 4096 --recompute block".split()
 BF16 = ["--dtype", "bf16", "--grad-dtype", "bf16"]
@@ -30,7 +34,7 @@ def by_formula(stage, ranks):
 
 
 class Sources:
-    """`ask`, `plan` and `peak_of` are tables.py's."""
+    """`plan` and `measured_peak` are tables.py's."""
 
     def __init__(self, tools, work):
         self.tools, self.work, self.wrong = tools, work, []
@@ -44,15 +48,9 @@ class Sources:
     def planned(self, ranks, flags, gpu=None):
         return self.tools.plan(ranks, gpu or self.cpu, flags)["memory"]
 
-    def measured(self, ranks, flags, name):
-        out = f"{self.work}/{name}"
-        words = ["mpirun", "-n", str(ranks), self.tools.PROGRAM, *flags, "--device", "cpu", "--threads", "1", "--out", out]
-        self.tools.ask(words, env={"OMP_NUM_THREADS": "1"})
-        return self.tools.peak_of(out)
-
     def zero(self):
         rows = []
-        cases = (("measured, 3M", 4, lambda z: self.measured(4, [*SMALL, *BF16, "--zero", z], f"zero{z}")),
+        cases = (("measured, 3M", 4, lambda z: self.tools.measured_peak(4, [*SMALL, *BF16, "--zero", z], f"{self.work}/zero{z}")),
                  ("planned, 8B", 8, lambda z: self.planned(8, [*LARGE, *BF16, "--zero", z], "h100-80g")),
                  ("planned, 8B", 64, lambda z: self.planned(64, [*LARGE, *BF16, "--zero", z], "h100-80g")))  # fmt: skip
         for how, ranks, memory_of in cases:

@@ -37,10 +37,13 @@ MIB = 1 << 20
 def ask(words, allowed=(0,), env=None):
     done = subprocess.run(words, cwd=TOP, capture_output=True, text=True, env={**os.environ, **(env or {})})
     if done.returncode not in allowed:
-        raise SystemExit(
-            f"tables.py: {' '.join(words)}: exit code {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}"
-        )
+        sys.exit(f"tables.py: {' '.join(words)}: exit code {done.returncode}\n{(done.stderr or done.stdout)[-2000:]}")
     return done.stdout
+
+
+def ask_ranks(ranks, words):
+    """On so many ranks of one thread each."""
+    return ask(["mpirun", "-n", str(ranks), *words], env={"OMP_NUM_THREADS": "1"})
 
 
 def tool(name):
@@ -94,8 +97,17 @@ def peak_of(folder):
     return max((rank["memory_peak"] for rank in Left(folder).ranks), key=lambda memory: memory["total"])
 
 
+def measured_peak(ranks, flags, out):
+    ask_ranks(ranks, [PROGRAM, *flags, "--device", "cpu", "--threads", "1", "--out", out])
+    return peak_of(out)
+
+
 def times(value):
     return f"{value:.2f}"
+
+
+def more(value, than):
+    return f"{100 * (value / than - 1):+.0f} %"
 
 
 # ---- tables ----------------------------------------------------------------------------------------------------------
@@ -124,9 +136,8 @@ def scaling(work, options):
     text += "`mpirun -n N build/dev/plan_clock links --unit-mib 1`\n\n"
     rows, alone = [], 0
     for ranks in (1, 2, 4, 8):
-        out = ask(
-            [*(["mpirun", "-n", str(ranks)] if ranks > 1 else []), tool("plan_clock"), "links", "--unit-mib", "1"]
-        )
+        start = ["mpirun", "-n", str(ranks)] if ranks > 1 else []
+        out = ask([*start, tool("plan_clock"), "links", "--unit-mib", "1"])
         for found in re.finditer(r"^\| (\d+) \| (\d) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|", out, re.M):
             measured = float(found.group(3))
             alone = alone or measured
@@ -136,12 +147,8 @@ def scaling(work, options):
     base = "--preset llama3.1-8b --dtype bf16 --seq-len 8192 --batch 1 --grad-accum 8".split()
     text += f"`train_llama plan --gpus N --gpu h100-80g {' '.join(base)} FLAGS`: weak scaling; efficiency is the rate of a GPU over that on 8.\n\n"
     rows = []
-    for method in (
-        "--zero 3 --recompute mlp",
-        "--zero 3 --shard-size 8 --recompute mlp",
-        "--tp 8 --zero 1",
-        "--pp 8 --pp-schedule 1f1b --zero 1",
-    ):
+    methods = ["--zero 3 --recompute mlp", "--zero 3 --shard-size 8 --recompute mlp", "--tp 8 --zero 1", "--pp 8 --pp-schedule 1f1b --zero 1"]
+    for method in methods:
         each = 0
         for gpus in (8, 16, 64, 256, 512):
             found = plan(gpus, "h100-80g", base + method.split())
@@ -160,12 +167,7 @@ def gpt2_memory(work, options):
         how = flags + ["--zero", str(zero)]
         out = f"{work}/{name}"
         said = plan(ranks, machine_file, [*how, "--out", out])["memory"]
-        threads = {"OMP_NUM_THREADS": "1"}
-        ask(
-            ["mpirun", "-n", str(measured), PROGRAM, *how, "--device", "cpu", "--threads", "1", "--out", out],
-            env=threads,
-        )
-        took = peak_of(out)
+        took = measured_peak(measured, how, out)
         gb = [said[k] / 1e9 for k in ("parameters", "optimizer", "gradients", "gathered", "activations")]
         state = (said["parameters"] + said["optimizer"]) / 1e9
         with_pool = state + said["gathered"] / 1e9
@@ -189,11 +191,9 @@ def recompute(work, options):
     rows = []
     for r in results:
         mine, whole = (peak_of(run_of(work + "/r", result)) for result in (r, none))
-        rows.append(
-            [r["target"].split(":")[1], f"{1e3 * seconds(r):.0f}", f"{100 * (seconds(r) / seconds(none) - 1):+.0f} %"]
-        )
+        rows.append([r["target"].split(":")[1], f"{1e3 * seconds(r):.0f}", more(seconds(r), seconds(none))])
         for kind in ("activations", "total"):
-            rows[-1] += [f"{mine[kind] / MIB:.1f}", f"{100 * (mine[kind] / whole[kind] - 1):+.0f} %"]
+            rows[-1] += [f"{mine[kind] / MIB:.1f}", more(mine[kind], whole[kind])]
     head = ["--recompute", "ms a step", "time", "activations, MiB", "activations", "all memory, MiB", "all memory"]
     text = "Published for checkpointing every block: about 30 % slower, about 70 % less memory.\n\n## This machine\n\n"
     text += f'`build/dev/harness run {" ".join(flags[:4])} --base "{base}"`\n\n' + table(head, rows)
@@ -202,13 +202,9 @@ def recompute(work, options):
     for how in ("none", "mlp", "block"):
         found = plan(1, "h100-80g", [*gpu, "--recompute", how])
         first = first or found
-        slower = 100 * (first["rate"] / found["rate"] - 1)
-        rows.append([how, f"{8 * 4096 / found['rate'] * 1e3:.0f}", f"{slower:+.0f} %"])
+        rows.append([how, f"{8 * 4096 / found['rate'] * 1e3:.0f}", more(first["rate"], found["rate"])])
         for kind in ("activations", "total"):
-            rows[-1] += [
-                f"{found['memory'][kind] / MIB:,.0f}",
-                f"{100 * (found['memory'][kind] / first['memory'][kind] - 1):+.0f} %",
-            ]
+            rows[-1] += [f"{found['memory'][kind] / MIB:,.0f}", more(found["memory"][kind], first["memory"][kind])]
     text += f"\n## One H100: the plan; memory is exact, times are predictions\n\n`train_llama plan --gpus 1 --gpu h100-80g {' '.join(gpu)} --recompute ...`\n\n"
     return text + table(head, rows)
 
@@ -237,8 +233,7 @@ def collectives(work, options):
     for ranks in (2, 4):
         flags = "--best --op all_reduce,reduce_scatter,all_gather --algo ring,direct,library,symmetric --min 64K --max 64M --factor 4"
         flags += " --iterations 11"
-        words = ["mpirun", "-n", str(ranks), tool("bench_collectives"), *flags.split(), "--json", work + "/c.json"]
-        ask(words, env={"OMP_NUM_THREADS": "1"})
+        ask_ranks(ranks, [tool("bench_collectives"), *flags.split(), "--json", work + "/c.json"])
         found = {}
         for row in json.load(open(work + "/c.json"))["results"]:
             assert row["out_of_place"]["nwrong"] == 0, row
@@ -272,27 +267,19 @@ def toy_data(work):
 def statistics_cost(work, options):
     base = "--preset bytes --data synthetic --batch 8 --val-every 0 --val-tokens 256 --save-every 0"
     rows = []
-    for name, more in (
-        ("fp32", ""),
-        ("bf16", "--dtype bf16"),
-        ("fp32, 16 micro-batches of 2", "--batch-tokens 8192 --batch 2"),
-    ):
-        flags = base if "--batch " not in more else base.replace("--batch 8 ", "")
+    micro = base.replace("--batch 8 ", "--batch 2 --batch-tokens 8192 ")
+    for name, flags in (("fp32", base), ("bf16", f"{base} --dtype bf16"), ("fp32, 16 micro-batches of 2", micro)):
         out = f"{work}/{len(rows)}"
-        ask(
-            [PROGRAM, *flags.split(), *more.split(), "--steps", str(options.steps), "--stats-every", "10", "--out", out]
-        )
+        ask([PROGRAM, *flags.split(), "--steps", str(options.steps), "--stats-every", "10", "--out", out])
         found = Left(out).steps[3:]
         watched = statistics.median(r["seconds"] for r in found if r["step"] % 10 == 0)
         plain = statistics.median(r["seconds"] for r in found if r["step"] % 10)
-        rows.append(
-            [name, f"{1e3 * plain:.1f}", f"{1e3 * watched:.1f}", f"{1e3 * (watched - plain):+.1f}", f"{100 * (watched - plain) / (10 * plain):+.2f} %"]
-        )  # fmt: skip
+        cost = watched - plain
+        rows.append([name, f"{1e3 * plain:.1f}", f"{1e3 * watched:.1f}", f"{1e3 * cost:+.1f}", f"{100 * cost / (10 * plain):+.2f} %"])
     text = "Every tenth step of a run has statistics: medians of those steps beside those of the nine between them, in the same run.\n\n"
     text += f"`train_llama {base} --steps {options.steps} --stats-every 10`\n\n"
-    return text + table(
-        ["run", "a step without, ms", "a step with, ms", "difference, ms", "of the run's time at N = 10"], rows
-    )
+    head = ["run", "a step without, ms", "a step with, ms", "difference, ms", "of the run's time at N = 10"]
+    return text + table(head, rows)
 
 
 def read_ahead(work, options):
@@ -302,10 +289,7 @@ def read_ahead(work, options):
     for fault in ("", "data.read:*:*:sleep=0.02"):
         for threads in (0, 4):
             out = f"{work}/{len(rows)}"
-            ask(
-                [PROGRAM, *base.split(), "--data-threads", str(threads), "--out", out],
-                env={"FAULT": fault} if fault else None,
-            )
+            ask([PROGRAM, *base.split(), "--data-threads", str(threads), "--out", out], env={"FAULT": fault} if fault else None)
             found = Left(out).steps[3:]
             wait, step = (statistics.median(x) for x in zip(*((r["phases"]["data_wait"], r["seconds"]) for r in found)))
             delay, share = "20 ms" if fault else "none", 100 * wait / step
@@ -315,9 +299,7 @@ def read_ahead(work, options):
     # Bytes that the ranks of a host read from the disk, of a shard that is in no cache before.
     shard, ids = work + "/large.bin", 4_000_000
     with open(shard, "wb") as file:
-        file.write(struct.pack("<256i", 20240520, 1, ids, *[0] * 253))
-        for _ in range(ids // 1_000_000):
-            file.write(bytes(2 * 1_000_000))
+        file.write(struct.pack("<3i", 20240520, 1, ids).ljust(1024, b"\0") + bytes(2 * ids))
         file.flush()
         os.fsync(file.fileno())
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
@@ -359,12 +341,11 @@ def main():
     command = f"dev/run/tables.py {options.table}" + (f" --steps {options.steps}" if options.steps != 200 else "")
     text = f"# {title}\n\n    {command}\n\n{datetime.datetime.now(datetime.timezone.utc):%Y-%m-%d}, commit {commit()}, {cpu_name()}, {os.cpu_count()} cores; "
     text += f"load {began:.1f} when it began, {os.getloadavg()[0]:.1f} at the end.\n\n{body}"
-    if not options.out:
+    if options.out:
+        write(options.out, text)
+    else:
         print(text, end="")
-        return 0
-    write(options.out, text)
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
