@@ -16,6 +16,7 @@ import math
 import os
 import statistics
 
+import student
 import study
 from picture import BLUE, ORANGE, Chart, Picture
 
@@ -112,9 +113,8 @@ def welch(a, b):
     """(mean a - mean b) over its standard error."""
     if min(len(a), len(b)) < 2:
         return 0.0
-    return (statistics.fmean(a) - statistics.fmean(b)) / math.sqrt(
-        statistics.variance(a) / len(a) + statistics.variance(b) / len(b)
-    )
+    (mean_a, error_a), (mean_b, error_b) = student.mean_and_error(a), student.mean_and_error(b)
+    return (mean_a - mean_b) / math.hypot(error_a, error_b)
 
 
 def picture(rows, setups):
@@ -138,49 +138,37 @@ def picture(rows, setups):
 
 def section(rows, setup):
     data, flags, differs = SETUPS[setup]
-    text = [
-        f"## {setup.capitalize()}",
-        "",
-        f"Data: `prepare.py {data}`. A run: `train_llama {flags} {ALWAYS}` with `--lr` and `--seed`. {differs}",
-        "",
-        "Validation loss after the last step, nats per token: mean of the seeds (how many).",
-        "",
-    ]
     cells = [[way, *(of(rows, setup, way, rate) for rate in RATES)] for way in WAYS]
     cells = [[way, *(f"{mean_last(c):.4f} ({len(c)})" if c else "-" for c in of_rates)] for way, *of_rates in cells]
-    text += study.table(["`--lr`", *RATES], cells).splitlines()
     rates = {way: best(rows, setup, way) for way in WAYS}
     base, mine = (of(rows, setup, way, rates[way]) for way in WAYS)
     loss, n = mean_last(base), min(len(base), len(mine))
     gain, t = loss - mean_last(mine), welch([*map(last, base)], [*map(last, mine)])
     steps, whole = reaches(mine, loss), base[0]["curve"][-1][0]
     seconds = [statistics.fmean(r["cpu_seconds"] for r in r) for r in (base, mine)]
+    edges = " and ".join(way for way in WAYS if rates[way] in (RATES[0], RATES[-1]))
+    edge = f"\nThe best rate of {edges} is at the edge of those tried: another may be better.\n" if edges else ""
+    proof = "One seed shows no significance."
+    if n > 1:
+        proof = f"Modded-nanogpt's rule wants at least {RULE} / sqrt(n) = {RULE / math.sqrt(n):.4f} less; Welch's t is {t:.1f}, {WELCH} is wanted."
     shown = n > 1 and gain * math.sqrt(n) >= RULE and t >= WELCH
-    edges = [way for way in WAYS if rates[way] in (RATES[0], RATES[-1])]
-    if edges:
-        text += ["", f"The best rate of {' and '.join(edges)} is at the edge of those tried: another may be better."]
-    text += [
-        "",
-        f"At the best rate of each, {n} {'seeds' if n > 1 else 'seed'}: AdamW ({rates['AdamW']}) {loss:.4f}, "
-        f"Muon ({rates['Muon']}) {mean_last(mine):.4f}: {abs(gain):.4f} nats {'less' if gain > 0 else 'more'}. "
-        + (
-            f"Modded-nanogpt's rule wants at least {RULE} / sqrt(n) = {RULE / math.sqrt(n):.4f} less; "
-            f"Welch's t is {t:.1f}, {WELCH} is wanted. "
-            if n > 1
-            else "One seed shows no significance. "
-        )
-        + ("Muon is better here." if shown else "Muon is not shown to be better here."),
-        "",
-        (
-            f"Muon has AdamW's last loss after {steps:.0f} of {whole} steps, {steps / whole:.2f} of them, "
-            f"and {seconds[1] * steps / whole:.1f} of {seconds[0]:.1f} CPU seconds"
-            if steps
-            else "Muon's mean curve does not reach AdamW's last loss"
-        )
-        + f"; a step takes {seconds[1] / seconds[0]:.2f} of AdamW's CPU time, validation included.",
-        "",
-    ]
-    return text
+    reached = "Muon's mean curve does not reach AdamW's last loss"
+    if steps:
+        reached = f"Muon has AdamW's last loss after {steps:.0f} of {whole} steps, {steps / whole:.2f} of them, "
+        reached += f"and {seconds[1] * steps / whole:.1f} of {seconds[0]:.1f} CPU seconds"
+    return f"""## {setup.capitalize()}
+
+Data: `prepare.py {data}`. A run: `train_llama {flags} {ALWAYS}` with `--lr` and `--seed`. {differs}
+
+Validation loss after the last step, nats per token: mean of the seeds (how many).
+
+{study.table(["`--lr`", *RATES], cells)}{edge}
+At the best rate of each, {n} {'seeds' if n > 1 else 'seed'}: AdamW ({rates['AdamW']}) {loss:.4f}, Muon ({rates['Muon']}) {mean_last(mine):.4f}: \
+{abs(gain):.4f} nats {'less' if gain > 0 else 'more'}. {proof} Muon is {'' if shown else 'not shown to be '}better here.
+
+{reached}; a step takes {seconds[1] / seconds[0]:.2f} of AdamW's CPU time, validation included.
+
+"""
 
 
 def report(o):
@@ -188,24 +176,23 @@ def report(o):
     setups = [s for s in SETUPS if all((s, way, rate, 1) in rows for way in WAYS for rate in RATES)]
     commits = ", ".join(sorted({r["commit"] for r in rows.values()}))
     spent = sum(r["cpu_seconds"] for r in rows.values()) / 60
-    intro = (
-        f"By `dev/run/optimizers.py`, {datetime.date.today()}, {study.cpu_name()}, one thread a run, commit {commits}: "
-        f"{len(rows)} runs, {spent:.1f} core-minutes. Muon has `--optimizer muon` beside the other flags, and nothing "
-        "else is tuned. These are small and short trainings: no more is shown than that. Where Muon's curve "
-        "has AdamW's last loss, its learning rate is still that of a run of all steps: a run that ends there would be "
-        "further."
-    )
-    text = ["# Muon beside AdamW", "", intro, ""]
+    text = f"""# Muon beside AdamW
+
+By `dev/run/optimizers.py`, {datetime.date.today()}, {study.cpu_name()}, one thread a run, commit {commits}: {len(rows)} runs, {spent:.1f} core-minutes. \
+Muon has `--optimizer muon` beside the other flags, and nothing else is tuned. These are small and short trainings: no more is shown than that. \
+Where Muon's curve has AdamW's last loss, its learning rate is still that of a run of all steps: a run that ends there would be further.
+
+"""
     for setup in setups:
         text += section(rows, setup)
     for setup in SETUPS:
-        left = missing(o, rows, setup)
-        further = ", nor any further seed" if any(seed == 1 for *_, seed in left) else ""
-        text += [f"Not run, for want of time: {len(left)} runs of the {setup}{further}.", ""] if left else []
+        if left := missing(o, rows, setup):
+            further = ", nor any further seed" if any(seed == 1 for *_, seed in left) else ""
+            text += f"Not run, for want of time: {len(left)} runs of the {setup}{further}.\n\n"
     if setups:
-        text += [f"![Validation loss by step, at the best rate of each]({os.path.basename(o.report)[:-3]}.svg)", ""]
+        text += f"![Validation loss by step, at the best rate of each]({os.path.basename(o.report)[:-3]}.svg)\n"
         study.write(study.beside(o.report, ".svg"), picture(rows, setups))
-    study.write(o.report, "\n".join(text))
+    study.write(o.report, text)
 
 
 def main():
