@@ -6,10 +6,12 @@
 #   dev/net/netns_hosts.sh N [RATE] -- command...
 #   dev/net/netns_hosts.sh 4 1gbit -- build/dev/bench_collectives --max 16M
 #
-# RATE (tc notation) throttles what every host sends. After the command, one line per host with the bytes it sent:
+# RATE (tc notation: 100mbit, 1gbit) throttles what every host sends, by tc's token bucket. After the command, one line
+# per host with the bytes it sent:
 #   # host 0 sent 123456 bytes
-# In the environment: BURST=256kb LATENCY=50ms, RANKS_PER_HOST=1, and COUNTS=file, where the byte counts are written
-# too.
+# In the environment: BURST=256kb, how much may pass unshaped at once (it needs about RATE/250 per tick; transfers shorter
+# than it seem faster than the link); LATENCY=50ms, which bounds the queue: a packet that would wait longer is dropped; no
+# delay is added; RANKS_PER_HOST=1; and COUNTS=file, where the byte counts are written too.
 # Exit code: the command's; 77 where namespaces can't be made.
 set -euo pipefail
 
@@ -26,7 +28,6 @@ for tool in ip tc mpirun; do
     command -v $tool >/dev/null || { echo "netns_hosts: $tool is missing (iproute2, mpich)" >&2; exit 77; }
 done
 
-here=$(cd "$(dirname "$0")" && pwd)
 tag=rz$$                       # names carry the pid: other programs may have namespaces of their own
 work=$(mktemp -d)
 made=()
@@ -61,7 +62,7 @@ for ((i = 0; i < count; i++)); do
     ip -n ${tag}sw link set p$i up
     echo "10.77.0.$((i + 1)):${RANKS_PER_HOST:-1}" >> "$work/hosts"
     if [ -n "$rate" ]; then
-        NETNS=$ns "$here/throttle.sh" apply eth0 "$rate" "${BURST:-256kb}" "${LATENCY:-50ms}" > /dev/null
+        tc -n "$ns" qdisc replace dev eth0 root tbf rate "$rate" burst "${BURST:-256kb}" latency "${LATENCY:-50ms}"
     fi
 done
 
