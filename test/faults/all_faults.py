@@ -309,8 +309,8 @@ def each_of(trace, operations):
 
 TRANSFERS = {"read", "write"}
 LEDGER = {"aligned_alloc", "posix_memalign"}  # what buffers are made with
-NAMING = {"open", "stat", "access", "opendir", "mkdir", "rename", "remove", "link", "statvfs"}
-WRITING = {"open", "write", "mkdir", "rename", "link", "fsync", "close", "truncate", "reserve"}
+NAMING = {"open", "stat", "access", "opendir", "mkdir", "rename", "exchange", "remove", "link", "statvfs"}
+WRITING = {"open", "write", "mkdir", "rename", "exchange", "link", "fsync", "close", "truncate", "reserve"}
 OTHERS = {"ESTALE": None, "ENOSPC": WRITING, "EACCES": NAMING, "ENOENT": NAMING}  # and the calls that may end so
 
 

@@ -94,6 +94,16 @@ double monotonic() {
 double started = 0;
 std::atomic<double> hang_ends{0};
 
+// Writes in one call, which no library function comes between.
+__attribute__((format(printf, 2, 3))) void say(int fd, const char* format, ...) {
+    char line[4800];
+    va_list rest;
+    va_start(rest, format);
+    const int n = vsnprintf(line, sizeof line, format, rest);
+    va_end(rest);
+    if (syscall(SYS_write, fd, line, size_t(n)) != n) _exit(99);
+}
+
 int open_log(const char* variable) {
     const char* path = getenv(variable);
     if (!path || !settings.on) return -1;
@@ -230,12 +240,7 @@ Fate count(const char* operation, const char* path) {
         settings.trace >= 0 || (settings.site && (settings.ever || at_site < settings.site_nth)) ? site_here() : Site{};
     const uint64_t site = here.whole;
     const long number = ++counted;
-    if (settings.trace >= 0) {
-        char line[1400];
-        const int n = snprintf(line, sizeof line, "%ld %012llx %012llx %s %s\n", number, (unsigned long long)site,
-                               (unsigned long long)here.near, operation, path);
-        if (syscall(SYS_write, settings.trace, line, size_t(n)) < 0) _exit(99);
-    }
+    if (settings.trace >= 0) say(settings.trace, "%ld %012lx %012lx %s %s\n", number, site, here.near, operation, path);
     if (hang_ends > 0) {
         wait_until(hang_ends);
         return Fate::goes_on;
@@ -243,9 +248,7 @@ Fate count(const char* operation, const char* path) {
     if (settings.site && site != settings.site) return Fate::goes_on;
     const long now = settings.site ? ++at_site : number, wanted = settings.site ? settings.site_nth : settings.at;
     if (!wanted || (settings.ever ? now < wanted : now != wanted)) return Fate::goes_on;
-    char line[1400];
-    const int n = snprintf(line, sizeof line, "FAULT: %s %s (call %ld)\n", operation, path, number);
-    if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
+    say(2, "FAULT: %s %s (call %ld)\n", operation, path, number);
     if (getenv("FAULT_STACK")) {
         void* frames[32];
         backtrace_symbols_fd(frames, backtrace(frames, 32), 2);
@@ -285,6 +288,7 @@ bool memory_fails(const char* operation) {
 
 struct PathOf {
     char text[2300] = {};
+    PathOf() = default;
     explicit PathOf(int fd) {
         if (!settings.on || !ready || inside) return;
         char link[64];
@@ -316,17 +320,14 @@ void record(const char* operation, const char* path, const char* other = "-", lo
             const void* data = nullptr, size_t bytes = 0) {
     if (settings.record < 0 || inside || !(counts(path) || counts(other))) return;
     const int saved = errno;
-    char line[4800];
-    const int n = snprintf(line, sizeof line, "%s %ld %zu %s %s\n", operation, offset, bytes, path, other);
     pthread_mutex_lock(&record_mutex);
-    bool good = syscall(SYS_write, settings.record, line, size_t(n)) == n;
-    for (size_t done = 0; good && done < bytes;) {
+    say(settings.record, "%s %ld %zu %s %s\n", operation, offset, bytes, path, other);
+    for (size_t done = 0; done < bytes;) {
         const long k = syscall(SYS_write, settings.record, static_cast<const char*>(data) + done, bytes - done);
-        good = k > 0;
-        done += size_t(k > 0 ? k : 0);
+        if (k <= 0) _exit(99);
+        done += size_t(k);
     }
     pthread_mutex_unlock(&record_mutex);
-    if (!good) _exit(99);
     errno = saved;
 }
 
@@ -334,14 +335,8 @@ void record(const char* operation, const char* path, const char* other = "-", lo
 int boot_id_file(const char* path) {
     if (!ready || !settings.host || !path || strcmp(path, "/proc/sys/kernel/random/boot_id") != 0) return -1;
     const int fd = int(syscall(SYS_memfd_create, "boot_id", 0u));
-    if (syscall(SYS_write, fd, settings.host, strlen(settings.host)) < 0) _exit(99);
+    say(fd, "%s", settings.host);
     lseek(fd, 0, SEEK_SET);
-    return fd;
-}
-
-int opened(int fd, const char* path, int flags) {
-    if (fd >= 0 && (flags & O_CREAT)) record("create", path);
-    if (fd >= 0 && (flags & O_TRUNC)) record("truncate", path);
     return fd;
 }
 
@@ -364,38 +359,101 @@ int __libc_start_main(Main main, int argc, char** argv, void (*init)(), void (*f
     return real___libc_start_main(main_of_program, argc, argv, init, fini, rtld_fini, stack_end);
 }
 
-// ---- opening --------------------------------------------------------------------------------------------------------
+// ---- calls that look ------------------------------------------------------------------------------------------------
 
-#define MODE_ARGUMENT                      \
-    mode_t mode = 0;                       \
-    if (flags & (O_CREAT | __O_TMPFILE)) { \
-        va_list rest;                      \
-        va_start(rest, flags);             \
-        mode = va_arg(rest, mode_t);       \
-        va_end(rest);                      \
+// The rest are the paths that a call counts by; `failure` is what it returns where it fails.
+#define WRAP(result, name, parameters, arguments, failure, operation, ...)    \
+    result name parameters {                                                  \
+        REAL(name);                                                           \
+        if (file_call(operation, __VA_ARGS__) == Fate::fails) return failure; \
+        return real_##name arguments;                                         \
     }
+WRAP(int, stat, (const char* path, struct stat* out) noexcept, (path, out), -1, "stat", PathOf(path).text)
+WRAP(int, lstat, (const char* path, struct stat* out) noexcept, (path, out), -1, "stat", PathOf(path).text)
+WRAP(int, stat64, (const char* path, struct stat64* out) noexcept, (path, out), -1, "stat", PathOf(path).text)
+WRAP(int, lstat64, (const char* path, struct stat64* out) noexcept, (path, out), -1, "stat", PathOf(path).text)
+WRAP(int, fstat, (int fd, struct stat* out) noexcept, (fd, out), -1, "stat", PathOf(fd).text)
+WRAP(int, fstat64, (int fd, struct stat64* out) noexcept, (fd, out), -1, "stat", PathOf(fd).text)
+WRAP(int, fstatat, (int folder, const char* path, struct stat* out, int flags) noexcept, (folder, path, out, flags), -1,
+     "stat", PathOf(folder, path).text)
+WRAP(int, statvfs, (const char* path, struct statvfs* out) noexcept, (path, out), -1, "statvfs", PathOf(path).text)
+WRAP(int, statvfs64, (const char* path, struct statvfs64* out) noexcept, (path, out), -1, "statvfs", PathOf(path).text)
+WRAP(int, access, (const char* path, int mode) noexcept, (path, mode), -1, "access", PathOf(path).text)
+WRAP(DIR*, opendir, (const char* path), (path), nullptr, "opendir", PathOf(path).text)
+WRAP(DIR*, fdopendir, (int fd), (fd), nullptr, "opendir", PathOf(fd).text)
+WRAP(struct dirent*, readdir, (DIR * folder), (folder), nullptr, "readdir", PathOf(dirfd(folder)).text)
+WRAP(struct dirent64*, readdir64, (DIR * folder), (folder), nullptr, "readdir", PathOf(dirfd(folder)).text)
+WRAP(int, link, (const char* from, const char* to) noexcept, (from, to), -1, "link", PathOf(from).text, PathOf(to).text)
 
-#define WRAP_OPEN(name)                                                   \
-    int name(const char* path, int flags, ...) {                          \
-        REAL(name);                                                       \
-        MODE_ARGUMENT                                                     \
-        const PathOf whole(path);                                         \
-        if (file_call("open", whole.text) == Fate::fails) return -1;      \
-        return opened(real_##name(path, flags, mode), whole.text, flags); \
+void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t at) noexcept {
+    if (fd >= 0 && ready && file_call("mmap", PathOf(fd).text) == Fate::fails) return MAP_FAILED;
+    return reinterpret_cast<void*>(syscall(SYS_mmap, address, bytes, protection, flags, fd, at));
+}
+
+int flock(int fd, int operation) noexcept {
+    REAL(flock);
+    if (ready && settings.flock_local) return 0;
+    if (ready && settings.flock_absent) {
+        errno = ENOLCK;
+        return -1;
     }
-WRAP_OPEN(open)
-WRAP_OPEN(open64)
+    if (file_call("flock", PathOf(fd).text) == Fate::fails) return -1;
+    return real_flock(fd, operation);
+}
 
-#define WRAP_OPENAT(name)                                                         \
-    int name(int folder, const char* path, int flags, ...) {                      \
+// ---- calls that change names and sizes, which are recorded ----------------------------------------------------------
+
+#define WRAP_CHANGE(name, parameters, arguments, operation, first, second, bytes) \
+    int name parameters {                                                         \
         REAL(name);                                                               \
-        MODE_ARGUMENT                                                             \
-        const PathOf whole(folder, path);                                         \
-        if (file_call("open", whole.text) == Fate::fails) return -1;              \
-        return opened(real_##name(folder, path, flags, mode), whole.text, flags); \
+        const PathOf at first, other second;                                      \
+        if (file_call(operation, at.text, other.text) == Fate::fails) return -1;  \
+        const int result = real_##name arguments;                                 \
+        if (result == 0) record(operation, at.text, other.text, long(bytes));     \
+        return result;                                                            \
     }
-WRAP_OPENAT(openat)
-WRAP_OPENAT(openat64)
+WRAP_CHANGE(mkdir, (const char* path, mode_t mode) noexcept, (path, mode), "mkdir", (path), {}, 0)
+WRAP_CHANGE(unlink, (const char* path) noexcept, (path), "remove", (path), {}, 0)
+WRAP_CHANGE(rmdir, (const char* path) noexcept, (path), "remove", (path), {}, 0)
+WRAP_CHANGE(remove, (const char* path) noexcept, (path), "remove", (path), {}, 0)
+WRAP_CHANGE(unlinkat, (int folder, const char* path, int flags) noexcept, (folder, path, flags), "remove",
+            (folder, path), {}, 0)
+WRAP_CHANGE(rename, (const char* from, const char* to) noexcept, (from, to), "rename", (from), (to), 0)
+WRAP_CHANGE(renameat2, (int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept,
+            (from_folder, from, to_folder, to, flags), flags & 2 ? "exchange" : "rename", (from_folder, from),
+            (to_folder, to), 0)
+WRAP_CHANGE(fsync, (int fd), (fd), "fsync", (fd), {}, 0)
+WRAP_CHANGE(ftruncate, (int fd, off_t size) noexcept, (fd, size), "truncate", (fd), {}, size)
+WRAP_CHANGE(ftruncate64, (int fd, off64_t size) noexcept, (fd, size), "truncate", (fd), {}, size)
+WRAP_CHANGE(fallocate, (int fd, int mode, off_t from, off_t size), (fd, mode, from, size), "reserve", (fd), {},
+            mode == 0 ? from + size : 0)
+WRAP_CHANGE(fallocate64, (int fd, int mode, off64_t from, off64_t size), (fd, mode, from, size), "reserve", (fd), {},
+            mode == 0 ? from + size : 0)
+
+// ---- opening and closing --------------------------------------------------------------------------------------------
+
+// The rest are the arguments before the flags.
+#define WRAP_OPEN(name, parameters, ...)                                  \
+    int name parameters {                                                 \
+        REAL(name);                                                       \
+        mode_t mode = 0;                                                  \
+        if (flags & (O_CREAT | __O_TMPFILE)) {                            \
+            va_list rest;                                                 \
+            va_start(rest, flags);                                        \
+            mode = va_arg(rest, mode_t);                                  \
+            va_end(rest);                                                 \
+        }                                                                 \
+        const PathOf whole(__VA_ARGS__);                                  \
+        if (file_call("open", whole.text) == Fate::fails) return -1;      \
+        const int fd = real_##name(__VA_ARGS__, flags, mode);             \
+        if (fd >= 0 && (flags & O_CREAT)) record("create", whole.text);   \
+        if (fd >= 0 && (flags & O_TRUNC)) record("truncate", whole.text); \
+        return fd;                                                        \
+    }
+WRAP_OPEN(open, (const char* path, int flags, ...), path)
+WRAP_OPEN(open64, (const char* path, int flags, ...), path)
+WRAP_OPEN(openat, (int folder, const char* path, int flags, ...), folder, path)
+WRAP_OPEN(openat64, (int folder, const char* path, int flags, ...), folder, path)
 
 #define WRAP_FOPEN(name)                                                              \
     FILE* name(const char* path, const char* how) {                                   \
@@ -416,218 +474,37 @@ int close(int fd) {
     return -1;
 }
 
-// ---- reading and writing --------------------------------------------------------------------------------------------
+// ---- reading and writing, whose transfers may be cut ----------------------------------------------------------------
 
-ssize_t read(int fd, void* data, size_t bytes) {
-    REAL(read);
-    const Fate fate = file_call("read", PathOf(fd).text);
-    if (fate == Fate::fails) return -1;
-    return real_read(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes);
-}
+static size_t part(size_t bytes, Fate fate) { return fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes; }
 
-ssize_t write(int fd, const void* data, size_t bytes) {
-    REAL(write);
-    const PathOf path(fd);
-    const Fate fate = file_call("write", path.text);
-    if (fate == Fate::fails) return -1;
-    const off_t end = settings.record >= 0 ? lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR) : 0;
-    const ssize_t n = real_write(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes);
-    if (n > 0) record("write", path.text, "-", end, data, size_t(n));
-    return n;
-}
-
-#define WRAP_PREAD(name, offset_type)                                                            \
-    ssize_t name(int fd, void* data, size_t bytes, offset_type at) {                             \
-        REAL(name);                                                                              \
-        const Fate fate = file_call("read", PathOf(fd).text);                                    \
-        if (fate == Fate::fails) return -1;                                                      \
-        return real_##name(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes, at); \
+// The rest is the place in the file, if the call has one.
+#define WRAP_READ(name, parameters, ...)                                            \
+    ssize_t name parameters {                                                       \
+        REAL(name);                                                                 \
+        const Fate fate = file_call("read", PathOf(fd).text);                       \
+        if (fate == Fate::fails) return -1;                                         \
+        return real_##name(fd, data, part(bytes, fate) __VA_OPT__(, ) __VA_ARGS__); \
     }
-WRAP_PREAD(pread, off_t)
-WRAP_PREAD(pread64, off64_t)
+WRAP_READ(read, (int fd, void* data, size_t bytes))
+WRAP_READ(pread, (int fd, void* data, size_t bytes, off_t at), at)
+WRAP_READ(pread64, (int fd, void* data, size_t bytes, off64_t at), at)
 
-#define WRAP_PWRITE(name, offset_type)                                                                      \
-    ssize_t name(int fd, const void* data, size_t bytes, offset_type at) {                                  \
-        REAL(name);                                                                                         \
-        const PathOf path(fd);                                                                              \
-        const Fate fate = file_call("write", path.text);                                                    \
-        if (fate == Fate::fails) return -1;                                                                 \
-        const ssize_t n = real_##name(fd, data, fate == Fate::is_cut && bytes > 1 ? bytes / 2 : bytes, at); \
-        if (n > 0) record("write", path.text, "-", long(at), data, size_t(n));                              \
-        return n;                                                                                           \
+#define WRAP_WRITE(name, parameters, place, ...)                                               \
+    ssize_t name parameters {                                                                  \
+        REAL(name);                                                                            \
+        const PathOf path(fd);                                                                 \
+        const Fate fate = file_call("write", path.text);                                       \
+        if (fate == Fate::fails) return -1;                                                    \
+        const long from = settings.record >= 0 ? long(place) : 0;                              \
+        const ssize_t n = real_##name(fd, data, part(bytes, fate) __VA_OPT__(, ) __VA_ARGS__); \
+        if (n > 0) record("write", path.text, "-", from, data, size_t(n));                     \
+        return n;                                                                              \
     }
-WRAP_PWRITE(pwrite, off_t)
-WRAP_PWRITE(pwrite64, off64_t)
-
-int fsync(int fd) {
-    REAL(fsync);
-    const PathOf path(fd);
-    if (file_call("fsync", path.text) == Fate::fails) return -1;
-    const int result = real_fsync(fd);
-    if (result == 0) record("sync", path.text);
-    return result;
-}
-
-#define WRAP_TRUNCATE(name, offset_type)                                \
-    int name(int fd, offset_type bytes) {                               \
-        REAL(name);                                                     \
-        const PathOf path(fd);                                          \
-        if (file_call("truncate", path.text) == Fate::fails) return -1; \
-        const int result = real_##name(fd, bytes);                      \
-        if (result == 0) record("resize", path.text, "-", long(bytes)); \
-        return result;                                                  \
-    }
-WRAP_TRUNCATE(ftruncate, off_t)
-WRAP_TRUNCATE(ftruncate64, off64_t)
-
-#define WRAP_FALLOCATE(name, offset_type)                                               \
-    int name(int fd, int mode, offset_type at, offset_type bytes) {                     \
-        REAL(name);                                                                     \
-        const PathOf path(fd);                                                          \
-        if (file_call("reserve", path.text) == Fate::fails) return -1;                  \
-        const int result = real_##name(fd, mode, at, bytes);                            \
-        if (result == 0 && mode == 0) record("grow", path.text, "-", long(at + bytes)); \
-        return result;                                                                  \
-    }
-WRAP_FALLOCATE(fallocate, off_t)
-WRAP_FALLOCATE(fallocate64, off64_t)
-
-void* mmap(void* address, size_t bytes, int protection, int flags, int fd, off_t at) noexcept {
-    if (fd >= 0 && ready && file_call("mmap", PathOf(fd).text) == Fate::fails) return MAP_FAILED;
-    return reinterpret_cast<void*>(syscall(SYS_mmap, address, bytes, protection, flags, fd, at));
-}
-
-// ---- names ----------------------------------------------------------------------------------------------------------
-
-int rename(const char* from, const char* to) noexcept {
-    REAL(rename);
-    const PathOf whole(from), target(to);
-    if (file_call("rename", whole.text, target.text) == Fate::fails) return -1;
-    const int result = real_rename(from, to);
-    if (result == 0) record("rename", whole.text, target.text);
-    return result;
-}
-
-int renameat2(int from_folder, const char* from, int to_folder, const char* to, unsigned flags) noexcept {
-    REAL(renameat2);
-    const PathOf whole(from_folder, from), target(to_folder, to);
-    if (file_call("rename", whole.text, target.text) == Fate::fails) return -1;
-    const int result = real_renameat2(from_folder, from, to_folder, to, flags);
-    if (result == 0) record(flags & 2 ? "exchange" : "rename", whole.text, target.text);
-    return result;
-}
-
-int link(const char* from, const char* to) noexcept {
-    REAL(link);
-    if (file_call("link", PathOf(from).text, PathOf(to).text) == Fate::fails) return -1;
-    return real_link(from, to);
-}
-
-int mkdir(const char* path, mode_t mode) noexcept {
-    REAL(mkdir);
-    const PathOf whole(path);
-    if (file_call("mkdir", whole.text) == Fate::fails) return -1;
-    const int result = real_mkdir(path, mode);
-    if (result == 0) record("mkdir", whole.text);
-    return result;
-}
-
-#define WRAP_REMOVE(name)                                              \
-    int name(const char* path) noexcept {                              \
-        REAL(name);                                                    \
-        const PathOf whole(path);                                      \
-        if (file_call("remove", whole.text) == Fate::fails) return -1; \
-        const int result = real_##name(path);                          \
-        if (result == 0) record("remove", whole.text);                 \
-        return result;                                                 \
-    }
-WRAP_REMOVE(unlink)
-WRAP_REMOVE(rmdir)
-WRAP_REMOVE(remove)
-
-int unlinkat(int folder, const char* path, int flags) noexcept {
-    REAL(unlinkat);
-    const PathOf whole(folder, path);
-    if (file_call("remove", whole.text) == Fate::fails) return -1;
-    const int result = real_unlinkat(folder, path, flags);
-    if (result == 0) record("remove", whole.text);
-    return result;
-}
-
-// ---- looking --------------------------------------------------------------------------------------------------------
-
-#define WRAP_STAT(name, type)                                               \
-    int name(const char* path, type* out) noexcept {                        \
-        REAL(name);                                                         \
-        if (file_call("stat", PathOf(path).text) == Fate::fails) return -1; \
-        return real_##name(path, out);                                      \
-    }
-WRAP_STAT(stat, struct stat)
-WRAP_STAT(lstat, struct stat)
-WRAP_STAT(stat64, struct stat64)
-WRAP_STAT(lstat64, struct stat64)
-
-#define WRAP_FSTAT(name, type)                                            \
-    int name(int fd, type* out) noexcept {                                \
-        REAL(name);                                                       \
-        if (file_call("stat", PathOf(fd).text) == Fate::fails) return -1; \
-        return real_##name(fd, out);                                      \
-    }
-WRAP_FSTAT(fstat, struct stat)
-WRAP_FSTAT(fstat64, struct stat64)
-
-int fstatat(int folder, const char* path, struct stat* out, int flags) noexcept {
-    REAL(fstatat);
-    if (file_call("stat", PathOf(folder, path).text) == Fate::fails) return -1;
-    return real_fstatat(folder, path, out, flags);
-}
-
-int access(const char* path, int mode) noexcept {
-    REAL(access);
-    if (file_call("access", PathOf(path).text) == Fate::fails) return -1;
-    return real_access(path, mode);
-}
-
-DIR* opendir(const char* path) {
-    REAL(opendir);
-    if (file_call("opendir", PathOf(path).text) == Fate::fails) return nullptr;
-    return real_opendir(path);
-}
-DIR* fdopendir(int fd) {
-    REAL(fdopendir);
-    if (file_call("opendir", PathOf(fd).text) == Fate::fails) return nullptr;
-    return real_fdopendir(fd);
-}
-struct dirent* readdir(DIR* folder) {
-    REAL(readdir);
-    if (file_call("readdir", PathOf(dirfd(folder)).text) == Fate::fails) return nullptr;
-    return real_readdir(folder);
-}
-struct dirent64* readdir64(DIR* folder) {
-    REAL(readdir64);
-    if (file_call("readdir", PathOf(dirfd(folder)).text) == Fate::fails) return nullptr;
-    return real_readdir64(folder);
-}
-
-#define WRAP_STATVFS(name, type)                                               \
-    int name(const char* path, type* out) noexcept {                           \
-        REAL(name);                                                            \
-        if (file_call("statvfs", PathOf(path).text) == Fate::fails) return -1; \
-        return real_##name(path, out);                                         \
-    }
-WRAP_STATVFS(statvfs, struct statvfs)
-WRAP_STATVFS(statvfs64, struct statvfs64)
-
-int flock(int fd, int operation) noexcept {
-    REAL(flock);
-    if (ready && settings.flock_local) return 0;
-    if (ready && settings.flock_absent) {
-        errno = ENOLCK;
-        return -1;
-    }
-    if (file_call("flock", PathOf(fd).text) == Fate::fails) return -1;
-    return real_flock(fd, operation);
-}
+WRAP_WRITE(write, (int fd, const void* data, size_t bytes),
+           lseek(fd, 0, fcntl(fd, F_GETFL) & O_APPEND ? SEEK_END : SEEK_CUR))
+WRAP_WRITE(pwrite, (int fd, const void* data, size_t bytes, off_t at), at, at)
+WRAP_WRITE(pwrite64, (int fd, const void* data, size_t bytes, off64_t at), at, at)
 
 // ---- hosts and clocks -----------------------------------------------------------------------------------------------
 
@@ -641,11 +518,7 @@ int gethostname(char* name, size_t bytes) noexcept {
 static long jump() {
     if (!ready || settings.clock_from < 0 || monotonic() < started + settings.clock_from) return 0;
     static std::atomic<bool> said{false};
-    if (!said.exchange(true)) {
-        char line[80];
-        const int n = snprintf(line, sizeof line, "FAULT: the clock jumps by %g s\n", settings.clock_by);
-        if (syscall(SYS_write, 2, line, size_t(n)) < 0) _exit(99);
-    }
+    if (!said.exchange(true)) say(2, "FAULT: the clock jumps by %g s\n", settings.clock_by);
     return long(settings.clock_by);
 }
 int clock_gettime(clockid_t clock, timespec* now) noexcept {

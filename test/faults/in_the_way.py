@@ -83,7 +83,7 @@ def main():
                     done = s.train(out, *FLAGS, "--overwrite")
                 tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights(whole)), done)
                 shutil.rmtree(out)
-    operations = set("open read write rename fsync stat opendir mkdir close truncate reserve link".split())
+    operations = set("open read write rename exchange fsync stat opendir mkdir close truncate reserve link".split())
     for how in ("resumes",) if o.quick else ("begins", "resumes"):
         scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
         wheres = all_faults.distinct(scenario.trace(), operations)

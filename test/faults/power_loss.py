@@ -88,7 +88,7 @@ class Disk:
         return at, name
 
     def apply(self, operation, at, data, path, other):
-        if path == self.root and operation == "sync":
+        if path == self.root and operation == "fsync":
             self.top.sync()
             return
         place = self.place(path)
@@ -108,14 +108,12 @@ class Disk:
             to.now[to_name] = node
         elif operation == "remove":
             folder.now.pop(name, None)
-        elif operation == "sync" and node is not None:
+        elif operation == "fsync" and node is not None:
             node.sync()
         elif isinstance(node, File):
             if operation == "write":
                 node.write(at, data)
-            elif operation == "truncate":
-                node.resize(0)
-            elif operation == "resize" or (operation == "grow" and at > len(node.now)):
+            elif operation == "truncate" or (operation == "reserve" and at > len(node.now)):
                 node.resize(at)
 
     def left(self, names, how, chance):
@@ -175,7 +173,7 @@ def all_states(entries, root, seed):
     for i, entry in enumerate(entries):
         disk.apply(*entry)
         operation, _, _, path, other = entry
-        if operation == "sync" and path.endswith("/checkpoints"):
+        if operation == "fsync" and path.endswith("/checkpoints"):
             folder = disk.place(path)
             names = folder[0].now[folder[1]].safe if folder and folder[1] in folder[0].now else {}
             published = published or any(n.startswith("step_") for n in names)
