@@ -13,7 +13,7 @@ each case that was run; the next start with this file, and the same program, doe
 Markdown. Ends with "N passed, N failed, N skipped".
 """
 
-import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -25,7 +25,6 @@ import random
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,79 +32,62 @@ import time
 sys.path.append(str(pathlib.Path(__file__).resolve().parents[1] / "program"))
 import checks  # noqa: E402
 import run_rows  # noqa: E402
-from checks import ROOT, weights, work  # noqa: E402
+from checks import run, weights, work  # noqa: E402
 
 SHAPE = (
     "--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --batch 1 --seq-len 32 --threads 1"
-).split()
-TRAIN = SHAPE + "--val-every 0 --val-tokens 256 --steps 6 --save-every 2".split()
-
-
-@dataclasses.dataclass
-class Start:
-    """One start of the program in a folder of its own."""
-
-    code: int
-    output: str
+)
+TRAIN = f"{SHAPE} --val-every 0 --val-tokens 256 --steps 6 --save-every 2"
 
 
 class Setting:
-    """The text, the undisturbed runs and the folders that cases begin with."""
+    """The text, the undisturbed runs and the folders that cases begin with. A start of the program that hangs ends with 124."""
 
-    def __init__(self, program, shim, timeout=40, device="cpu"):
-        self.program, self.shim, self.work, self.timeout = program, shim, work, timeout
-        self.device = ["--device", device]
-        self.data = self.work / "data"
-        self.exit_codes = exit_codes(self.must(self.run([program, "--help"])))
-        subprocess.run(prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        whole = self.work / "whole"
-        self.must(self.train(whole))
-        self.reference = weights(whole)
-        self.losses = dict(losses(whole, ""))
-        self.base = self.work / "base"
+    def __init__(self, program, shim, timeout=40.0, device="cpu"):
+        self.program, self.shim, self.timeout, self.device = program, shim, timeout, f"--device {device}"
+        self.data, self.whole, self.base, self.exported = (
+            work / name for name in ("data", "whole", "base", "exported")
+        )
+        self.exit_codes = exit_codes(self.must(self.start("--help")))
+        self.must(self.prepare(self.data))
+        self.must(self.train(self.whole))
+        self.reference = weights(self.whole)
+        self.losses = dict(losses(self.whole, ""))
         self.must(self.train(self.base, FAULT="step:0:4:term"), 75)
-        self.generated = self.must(self.run(self.generate_command(whole)))
-        self.exported = self.work / "exported"
-        self.must(self.run(export_command(self.program, whole, self.exported)))
+        self.generated = self.must(self.generate(self.whole))
+        self.must(self.export(self.whole, self.exported))
 
-    def must(self, start, code=0):
-        if start.code != code:
-            sys.exit(f"the undisturbed program ended with {start.code}:\n{start.output}")
-        return start.output
+    def must(self, done, code=0):
+        if done.code != code:
+            sys.exit(f"the undisturbed program ended with {done.code}:\n{done.text}")
+        return done.text
 
-    def run(self, command, **more):
-        env = {**os.environ, **more}
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
-        try:
-            done = subprocess.run(command, env=env, timeout=self.timeout, **both)
-            code, output = done.returncode, done.stdout
-        except subprocess.TimeoutExpired as late:
-            code, output = "hang", late.stdout or b""
-        return Start(code, output.decode(errors="replace"))
+    def start(self, *flags, before=(), **env):
+        """before: what starts the program."""
+        return run(before, [self.program], *flags, env=env, limit=self.timeout)
 
-    def train(self, out, *flags, limit=(), **more):
-        command = [*limit, self.program, *TRAIN, *self.device, "--data", str(self.data), "--out", str(out), *flags]
-        return self.run(command, **more)
-
-    def generate_command(self, folder):
-        flags = "--prompt def --max-tokens 4 --temperature 0 --threads 1"
-        return [self.program, "generate", "--from", str(folder), *flags.split(), *self.device]
+    def train(self, out, *flags, **more):
+        return self.start(TRAIN, self.device, ["--data", self.data, "--out", out], *flags, **more)
 
     def resume(self, out, *flags, **more):
-        return self.train(out, "--resume", "auto", *flags, **more)
+        return self.train(out, "--resume auto", *flags, **more)
+
+    def generate(self, folder, **more):
+        return self.start(
+            f"generate --from {folder} --prompt def --max-tokens 4 --temperature 0 --threads 1", self.device, **more
+        )
+
+    def export(self, folder, to, *flags, **more):
+        return self.start(f"export --from {folder} --to {to} --dtype bf16", *flags, **more)
+
+    def prepare(self, to, **env):
+        command = f"{sys.executable} data_prep/prepare.py stdlib --max-bytes 100K --out {to}"
+        return run(command, env=env, limit=self.timeout)
 
 
 def exit_codes(text):
     """Those of the table in --help."""
     return {int(code) for code in re.findall(r"^ +(\d+)\t", text.split("Exit codes:")[1], re.M)}
-
-
-def prepare_command(to):
-    return [sys.executable, str(ROOT / "data_prep/prepare.py"), "stdlib", "--max-bytes", "100K", "--out", str(to)]
-
-
-def export_command(program, folder, to):
-    return [program, "export", "--from", str(folder), "--to", str(to), "--dtype", "bf16"]
 
 
 def files_of(folder):
@@ -135,89 +117,71 @@ def steps(folder):
 
 
 class Scenario:
+    """train, resume, generate, export or prepare; with -memory allocations and threads count, else file operations."""
+
     def __init__(self, name, setting):
         self.name, self.setting = name, setting
-        self.paths = True  # file operations count; else allocations and threads
+        self.kind, _, self.memory = name.partition("-")
 
     def prepare(self, folder):
-        if self.name.startswith("resume"):
+        if self.kind == "resume":
             shutil.copytree(self.setting.base, folder / "out")
 
     def start(self, folder, **fault):
         s, out = self.setting, folder / "out"
-        env = dict(fault, LD_PRELOAD=s.shim)
-        if self.paths:
-            env["FAULT_PATHS"] = f"{folder}/:{s.data}/" if self.name != "export" else f"{folder}/:{s.work}/whole/"
-            if self.name == "generate":
-                env["FAULT_PATHS"] = f"{s.work}/whole/"
-        else:
-            env["FAULT_KINDS"] = "memory,threads"
-        if self.name == "start-memory":
-            env["FAULT_BEFORE_MAIN"] = "1"
-        kind = self.name.split("-")[0]
-        if kind in ("train", "start"):
-            return s.train(out, **env)
-        if kind == "resume":
-            return s.resume(out, **env)
-        if kind == "prepare":
-            return s.run(prepare_command(out), FAULT_PROGRAM=os.path.basename(sys.executable), **env)
-        if kind == "generate":
-            return s.run(s.generate_command(s.work / "whole"), **env)
-        return s.run(export_command(s.program, s.work / "whole", out), **env)
+        read = {"export": f"{folder}/:{s.whole}/", "generate": f"{s.whole}/"}.get(self.kind, f"{folder}/:{s.data}/")
+        counted = {"FAULT_KINDS": "memory,threads"} if self.memory else {"FAULT_PATHS": read}
+        env = {"LD_PRELOAD": s.shim, **counted, **fault}
+        if self.kind == "start":
+            return s.train(out, FAULT_BEFORE_MAIN=1, **env)
+        if self.kind == "prepare":
+            return s.prepare(out, FAULT_PROGRAM=os.path.basename(sys.executable), **env)
+        if self.kind == "generate":
+            return s.generate(s.whole, **env)
+        if self.kind == "export":
+            return s.export(s.whole, out, **env)
+        return (s.resume if self.kind == "resume" else s.train)(out, **env)
 
     def trace(self):
         """Every counted call of a start without faults: (number, site, its innermost frames, operation, path)."""
-        with tempfile.TemporaryDirectory(dir=self.setting.work) as name:
+        with tempfile.TemporaryDirectory(dir=work) as name:
             folder = pathlib.Path(name)
             self.prepare(folder)
-            log = folder / "trace"
-            done = self.start(folder, FAULT_TRACE=str(log))
-            if done.code != 0:
-                sys.exit(f"{self.name}: the undisturbed start ended with {done.code}:\n{done.output}")
-            return [tuple(line.split(" ", 4)) for line in log.read_text(errors="replace").splitlines()]
+            self.setting.must(self.start(folder, FAULT_TRACE=folder / "trace"))
+            lines = (folder / "trace").read_text(errors="replace").splitlines()
+            return [tuple(line.split(" ", 4)) for line in lines]
 
     def judge(self, folder, done, killed):
         """What is wrong after a start in which a call failed; empty if nothing is."""
         s, out = self.setting, folder / "out"
-        if done.code == "hang":
+        if done.code == 124:
             return "hangs"
-        if self.name == "prepare":
-            return self.judge_prepare(out, done, killed)
-        if done.code == -9 and killed:
-            pass
-        elif done.code not in s.exit_codes:
+        # Python has exit codes of its own.
+        killed_it = killed and done.code == 137
+        if not killed_it and done.code not in ((0, 1, 2) if self.kind == "prepare" else s.exit_codes):
             return f"exit code {done.code}"
-        if (
-            done.code not in (0, -9)
-            and "train_llama: " not in done.output
-            and "FAULT" not in done.output.split("\n")[-2]
-        ):
-            if not re.search(r"\w+ \w+", done.output.replace("FAULT:", "")):
-                return "no message"
-        kind = self.name.split("-")[0]
-        if kind == "generate":
-            return "" if done.code != 0 or plain(done.output) == plain(s.generated) else "exit code 0 with other text"
-        if kind == "export":
-            if done.code != 0:
-                return ""
-            same = all(
-                (out / f.name).exists() and (out / f.name).read_bytes() == f.read_bytes() for f in s.exported.iterdir()
-            )
+        if self.kind == "prepare":
+            return self.judge_prepare(out, done, killed)
+        nameless = done.code != 0 and not killed_it and "train_llama: " not in done.text
+        if nameless and "FAULT" not in done.text.split("\n")[-2] and not has_words(done.text):
+            return "no message"
+        if self.kind == "generate":
+            return "" if done.code != 0 or plain(done.text) == plain(s.generated) else "exit code 0 with other text"
+        if self.kind == "export":
+            same = done.code != 0 or files_of(s.exported).items() <= files_of(out).items()
             return "" if same else "exit code 0 with other files"
         return self.judge_run(out, done) or (self.other_rows(out) if killed else "")
 
     def judge_prepare(self, out, done, killed):
-        """Python's own exit codes; what says 0 is whole, and what does not is made whole by the same command."""
+        """What says 0 is whole, and what does not is made whole by the same command."""
         s = self.setting
-        if done.code not in (0, 1, 2) and not (killed and done.code == -9):
-            return f"exit code {done.code}"
         if done.code == 0:
             return "" if files_of(out) == files_of(s.data) else "exit code 0 with other files"
-        if not killed and not re.search(r"\w+ \w+", done.output.replace("FAULT:", "")):
+        if not killed and not has_words(done.text):
             return "no message"
-        again = s.run(prepare_command(out))
+        again = s.prepare(out)
         if again.code != 0:
-            return f"the next start ends with {again.code}: {again.output[-400:]}"
+            return f"the next start ends with {again.code}: {again.text[-400:]}"
         return "" if files_of(out) == files_of(s.data) else "the next start makes other files"
 
     def wrong_loss(self, out, output):
@@ -230,31 +194,35 @@ class Scenario:
 
     def other_rows(self, out):
         """After a kill and the start that followed: the rows of the undisturbed run, each once."""
-        found, want = (run_rows.rows(folder / "metrics.jsonl") for folder in (out, self.setting.work / "whole"))
+        found, want = (run_rows.rows(folder / "metrics.jsonl") for folder in (out, self.setting.whole))
         return "" if found == want else f"metrics.jsonl has other rows: {[row for row in found if row not in want][:3]}"
 
     def judge_run(self, out, done):
         s = self.setting
-        if wrong := self.wrong_loss(out, done.output):
+        if wrong := self.wrong_loss(out, done.text):
             return wrong
-        before = steps(s.base)[-1] if self.name.startswith("resume") else 0
+        before = steps(s.base)[-1] if self.kind == "resume" else 0
         had = steps(out)
         if before and (not had or had[-1] < before):
             return f"the checkpoint of step {before} is gone: {had}"
-        if before and "resumed  " not in done.output and re.search(r"^step +1/", done.output, re.M):
+        if before and "resumed  " not in done.text and re.search(r"^step +1/", done.text, re.M):
             return "started a new run without a word"
         if done.code == 0:
             return "" if weights(out) == s.reference else "exit code 0 with other weights"
-        again = s.resume(out) if before or had or (out / "metrics.jsonl").exists() else s.train(out, "--resume", "auto")
-        if again.code == 2 and not had and "--overwrite" in again.output:
+        again = s.resume(out)
+        if again.code == 2 and not had and "--overwrite" in again.text:
             again = s.train(out, "--overwrite")
         elif again.code != 0 and not had:
-            again = s.train(out, "--resume", "auto")
+            again = s.resume(out)
         if again.code != 0:
-            return f"the next start ends with {again.code}: {again.output[-400:]}"
-        if had and "resumed  " not in again.output:
+            return f"the next start ends with {again.code}: {again.text[-400:]}"
+        if had and "resumed  " not in again.text:
             return "the next start began a new run"
         return "" if weights(out) == s.reference else "the next start ends with other weights"
+
+
+def has_words(text):
+    return re.search(r"\w+ \w+", text.replace("FAULT:", ""))
 
 
 def plain(text):
@@ -275,13 +243,13 @@ class Case:
         return f"{self.scenario.name}:{self.where}:{self.do}"
 
     def run(self, keep=False):
+        """What is wrong, and the start in which the call went wrong."""
         folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=None if keep else work))
         try:
             self.scenario.prepare(folder)
             key, value = self.where.split("=")
             done = self.scenario.start(folder, FAULT_DO=self.do, **{f"FAULT_{key.upper()}": value})
-            problem = self.scenario.judge(folder, done, self.do == "kill")
-            return self, problem, done
+            return self.scenario.judge(folder, done, self.do == "kill"), done
         finally:
             if not keep:
                 shutil.rmtree(folder, ignore_errors=True)
@@ -354,7 +322,6 @@ def choose(setting, quick, only):
         if quick or not wanted(name):
             continue
         scenario = Scenario(name, setting)
-        scenario.paths = False
         trace = scenario.trace()
         wheres = dict(distinct(trace, innermost=True) + each_of(trace, LEDGER))
         add(scenario, list(wheres.items()), "ENOMEM")
@@ -363,149 +330,113 @@ def choose(setting, quick, only):
     return cases
 
 
-class Tally:
-    """What was run, by scenario and action."""
-
-    def __init__(self, cases):
-        self.began, self.rows, self.failures = time.monotonic(), {}, []
-        self.before = 0  # core-minutes of earlier starts
-        for case in cases:
-            self.row(case)["cases"] += 1
-            self.row(case)["firsts"] += case.first
-
-    def row(self, case):
-        empty = {"cases": 0, "firsts": 0, "run": 0, "failed": 0}
-        return self.rows.setdefault((case.scenario.name, case.do), empty)
-
-    def add(self, case, problem, output):
-        self.row(case)["run"] += 1
-        what, about = f"{case.name()}  ({case.call})", "\n".join([problem, *output.splitlines()[-6:]])
-        checks.check(what, not problem, about)
-        if problem:
-            self.row(case)["failed"] += 1
-            self.failures.append(f"FAILED: {what}\n{about}")
-
-    def total(self, key):
-        return sum(row[key] for row in self.rows.values())
-
-    def report(self, command):
-        git = ["git", "rev-parse", "--short", "HEAD"]
-        commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
-        text = [
-            f"# Every call fails once: {time.strftime('%Y-%m-%d', time.gmtime())}",
-            "",
-            f"`{command}` at commit {commit}, {os.cpu_count()} cores, CPU.",
-            "",
-            f"**{self.total('run')} of {self.total('cases')} cases in {time.monotonic() - self.began:.0f} s, "
-            f"{self.before + core_minutes():.1f} core-minutes; {self.total('failed')} failed.** Of {self.total('firsts')} first calls of a place,"
-            f" which come first, {min(self.total('run'), self.total('firsts'))} were run. A case is a start of the program in which one call goes wrong, and where it",
-            "trains, the start after it; `judge()` in the script says what is asked. Those not run were drawn by chance.",
-            "",
-            "| scenario | the call | cases | of a new place | run | failed |",
-            "|---|---|---|---|---|---|",
-        ]
-        text += [
-            f"| {name} | {do} | {r['cases']} | {r['firsts']} | {r['run']} | {r['failed']} |"
-            for (name, do), r in sorted(self.rows.items())
-        ]
-        if self.failures:
-            text += ["", "```", *self.failures, "```"]
-        return "\n".join(text) + "\n"
-
-
 def core_minutes():
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return (used.ru_utime + used.ru_stime) / 60
 
 
 class Journal:
-    """What earlier starts have done, and what this one does."""
+    """What was run, by name of the case; in a file, which the next start continues, if one is named."""
 
-    def __init__(self, path, setting):
-        self.path, self.done, self.before = path, {}, 0
+    def __init__(self, path, *programs):
+        self.rows, self.before, self.file = {}, 0, None  # before: core-minutes of earlier starts
         if not path:
             return
-        hashes = [hashlib.sha256(pathlib.Path(f).read_bytes()).hexdigest() for f in (setting.program, setting.shim)]
+        head = {"of": [hashlib.sha256(pathlib.Path(program).read_bytes()).hexdigest() for program in programs]}
         lines = pathlib.Path(path).read_text().splitlines() if os.path.exists(path) else []
         rows = [json.loads(line) for line in lines if line.endswith("}")]  # a line may be cut
-        if rows and rows[0].get("of") != hashes:
+        if rows and rows[0] != head:
             sys.exit(f"{path} is of another program, whose places differ: name another file, or remove it")
-        spent = 0
-        for row in rows[1:]:
-            if row["spent"] < spent:  # another start
-                self.before += spent
-            spent = row["spent"]
-            self.done[row["case"]] = row
-        self.before += spent
-        self.file = open(path, "a", buffering=1)
-        self.file.write("\n" if lines and not lines[-1].endswith("}") else "")
-        if not rows:
-            self.file.write(json.dumps({"of": hashes}) + "\n")
+        self.rows = {row["case"]: row for row in rows[1:]}
+        self.before = max((row["spent"] for row in rows[1:]), default=0)
+        self.file = open(path, "w", buffering=1)
+        for row in [head, *rows[1:]]:
+            self.file.write(json.dumps(row) + "\n")
 
-    def add(self, case, problem, output):
-        if self.path:
-            row = {"case": case.name(), "problem": problem, "spent": core_minutes(), "output": output[-800:]}
+    def spent(self):
+        return self.before + core_minutes()
+
+    def add(self, case, problem, done):
+        about = "\n".join([problem, *done.text.splitlines()[-6:]]) if problem else ""
+        row = self.rows[case.name()] = {"case": case.name(), "problem": about, "spent": self.spent()}
+        if self.file:
             self.file.write(json.dumps(row) + "\n")
 
 
-def run_all(cases, args, journal):
-    tally = Tally(cases)
-    tally.before = journal.before
-    if args.minutes or args.core_minutes:
-        random.Random(args.seed).shuffle(cases)
-        cases.sort(key=lambda case: not case.first)
-
-    def one(case):
-        if args.minutes and time.monotonic() - tally.began > 60 * args.minutes:
-            return None
-        if args.core_minutes and core_minutes() > args.core_minutes:
-            return None
-        return case.run()
-
+def report(cases, journal, seconds):
+    """What was run, by scenario and action."""
+    table, failures = collections.defaultdict(collections.Counter), []
     for case in cases:
-        if row := journal.done.get(case.name()):
-            tally.add(case, row["problem"], row["output"])
-    left = [case for case in cases if case.name() not in journal.done]
-    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-        for result in pool.map(one, left):
-            if result:
-                case, problem, done = result
-                tally.add(case, problem, done.output)
-                journal.add(case, problem, done.output)
-            if args.report:
-                command = " ".join(["test/faults/all_faults.py", *sys.argv[1:]])
-                pathlib.Path(args.report).write_text(tally.report(command))
-    run = tally.total("run")
-    print(f"{run} cases in {time.monotonic() - tally.began:.0f} s and {core_minutes():.1f} core-minutes")
-    checks.skipped = len(cases) - run
-    checks.end()
+        row = journal.rows.get(case.name())
+        table[case.scenario.name, case.do].update(cases=1, firsts=case.first, run=bool(row))
+        if row and row["problem"]:
+            table[case.scenario.name, case.do].update(failed=1)
+            failures.append(f"FAILED: {case.name()}  ({case.call})\n{row['problem']}\n")
+    sums = sum(table.values(), collections.Counter())
+    columns = "cases", "firsts", "run", "failed"
+    rows = [" | ".join([*name, *(str(of[key]) for key in columns)]) for name, of in sorted(table.items())]
+    return f"""# Every call fails once: {time.strftime("%Y-%m-%d", time.gmtime())}
+
+`test/faults/all_faults.py {" ".join(sys.argv[1:])}` at commit {run("git rev-parse --short HEAD").text.strip()}, {os.cpu_count()} cores, CPU.
+
+**{sums["run"]} of {sums["cases"]} cases in {seconds:.0f} s, {journal.spent():.1f} core-minutes; {sums["failed"]} failed.** {sums["firsts"]} are the
+first of a place in the program and come first. A case is a start of the program in which one call goes wrong, and where it
+trains, the start after it; `judge()` in the script says what is asked. Those not run were drawn by chance.
+
+| scenario | the call | cases | of a new place | run | failed |
+|---|---|---|---|---|---|
+""" + "\n".join([*(f"| {row} |" for row in rows), *(["", "```", *failures, "```"] if failures else []), ""])
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("shim")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--case", default="")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--minutes", type=float, default=0)
-    parser.add_argument("--core-minutes", type=float, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=40)
-    parser.add_argument("--journal", default="")
-    parser.add_argument("--report", default="")
-    args = parser.parse_args(checks.arguments)
+    args = checks.options(
+        "program",
+        "shim",
+        quick=False,
+        only="",
+        case="",
+        jobs=os.cpu_count(),
+        minutes=math.inf,
+        core_minutes=math.inf,
+        seed=1,
+        timeout=40.0,
+        journal="",
+        report="",
+    )
     setting = Setting(args.program, args.shim, args.timeout)
     if args.case:
         name, where, do = re.fullmatch(r"([^:]+):(.*):(\w+)", args.case).groups()
-        scenario = Scenario(name, setting)
-        scenario.paths = not name.endswith("memory")
-        _, problem, done = Case(scenario, where, do, "").run(keep=True)
-        print(done.output, problem or "passed", sep="\n")
+        problem, done = Case(Scenario(name, setting), where, do, "").run(keep=True)
+        print(done.text, problem or "passed", sep="\n")
         sys.exit(bool(problem))
     cases = choose(setting, args.quick, args.only.split(",") if args.only else [])
-    run_all(cases, args, Journal(args.journal, setting))
+    journal, began = Journal(args.journal, args.program, args.shim), time.monotonic()
+    if min(args.minutes, args.core_minutes) < math.inf:
+        random.Random(args.seed).shuffle(cases)
+        cases.sort(key=lambda case: not case.first)
+    left = [case for case in cases if case.name() not in journal.rows]
+
+    def one(case):
+        over = time.monotonic() - began > 60 * args.minutes or core_minutes() > args.core_minutes
+        return None if over else case.run()
+
+    def count(case):
+        problem = journal.rows[case.name()]["problem"]
+        checks.check(f"{case.name()}  ({case.call})", not problem, problem)
+
+    for case in cases:
+        if case.name() in journal.rows:
+            count(case)
+    with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
+        for case, result in zip(left, pool.map(one, left)):
+            if result:
+                journal.add(case, *result)
+                count(case)
+    if args.report:
+        pathlib.Path(args.report).write_text(report(cases, journal, time.monotonic() - began))
+    print(f"{len(journal.rows)} cases in {time.monotonic() - began:.0f} s and {core_minutes():.1f} core-minutes")
+    checks.skipped = len(cases) - checks.passed - checks.failed
+    checks.end()
 
 
 if __name__ == "__main__":

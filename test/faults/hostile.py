@@ -9,19 +9,19 @@ files outside in what is printed or written, and by strace: nothing is executed 
 opened, nothing is written outside of the case's folder. --quick: the first start of each case, without strace. Ends with "N passed, N failed, N skipped".
 """
 
-import argparse
 import json
 import os
+import pathlib
 import re
 import shutil
 import signal
 import struct
 import subprocess
 import sys
-import time
+import threading
 
 import all_faults
-from checks import arguments, check, end, skip, work
+from checks import Run, check, end, options, skip, text_data, work
 
 SECRET = "cafe0ddba11-SECRET"
 SEES = "open,openat,openat2,creat,execve,execveat,unlink,unlinkat,rename,renameat,renameat2,mkdir,mkdirat,symlink,symlinkat,link,linkat,truncate,connect"
@@ -29,22 +29,21 @@ ESCAPE = "\x1b[2J\x1b]0;owned\x07"
 GIB = 1 << 30
 
 
-def link_to(target):
+def instead(make):
+    """In place of what is there."""
+
     def act(path):
         path.unlink(missing_ok=True)
-        path.symlink_to(target)
+        make(path)
 
     return act
 
 
-def fifo(path):
-    path.unlink(missing_ok=True)
-    os.mkfifo(path)
+def link_to(target):
+    return instead(lambda path: path.symlink_to(target))
 
 
-def folder(path):
-    path.unlink(missing_ok=True)
-    path.mkdir()
+fifo, folder = instead(os.mkfifo), instead(pathlib.Path.mkdir)
 
 
 def text(content):
@@ -59,12 +58,13 @@ def sparse(size, begins=b"{"):
     return act
 
 
-def change(**fields):
-    """Of a JSON object."""
+def changed(change):
+    """JSON that a function changes; a manifest's own checksum is not made right again, so it is refused."""
 
     def act(path):
-        value = json.loads(path.read_text()) if path.exists() else {}
-        path.write_text(json.dumps({**value, **fields}))
+        value = json.loads(path.read_text())
+        change(value)
+        path.write_text(json.dumps(value))
 
     return act
 
@@ -91,17 +91,6 @@ def index(file):
     def act(path):
         (path.parent / "model.safetensors").unlink()
         path.write_text(json.dumps({"weight_map": {"model.norm.weight": file}}))
-
-    return act
-
-
-def manifest_with(change_it):
-    """The manifest with its own checksum right again is not made here: a changed one is refused."""
-
-    def act(path):
-        value = json.loads(path.read_text())
-        change_it(value)
-        path.write_text(json.dumps(value))
 
     return act
 
@@ -145,8 +134,8 @@ CASES = [
     ("deep_tokenizer", MODEL, "tokenizer.json", text(DEEP)),
     ("wide_config", MODEL, "config.json", text(WIDE[:3_900_000] + "0]")),
     ("wide_tokenizer", ["generate", "export"], "tokenizer.json", text("[" + "[]," * 20_000_000 + "0]")),
-    ("config_of_2_62", MODEL, "config.json", change(hidden_size=1 << 62)),
-    ("config_of_terabytes", MODEL, "config.json", change(vocab_size=(1 << 31) - 8, hidden_size=1 << 16, num_attention_heads=1 << 10)),
+    ("config_of_2_62", MODEL, "config.json", changed(lambda c: c.update(hidden_size=1 << 62))),
+    ("config_of_terabytes", MODEL, "config.json", changed(lambda c: c.update(vocab_size=(1 << 31) - 8, hidden_size=1 << 16, num_attention_heads=1 << 10))),
     ("header_of_2_63", MODEL, "model.safetensors", header({}, (1 << 63) - 1)),
     ("header_of_zeros", MODEL, "model.safetensors", several(header({}, 99_000_000), lambda p: os.truncate(p, 8 << 30))),
     ("header_wide", ["generate", "tune"], "model.safetensors", header(b'{"a":[' + b"[]," * 30_000_000 + b"0]}")),
@@ -186,8 +175,8 @@ CASES = [
     ("manifest_link", ["resume"], "manifest.json", link_to("../../../outside/manifest.json")),
     ("manifest_fifo", ["resume"], "manifest.json", fifo),
     ("manifest_huge", ["resume"], "manifest.json", sparse(8 << 30)),
-    ("manifest_upwards", ["resume"], "manifest.json", manifest_with(lambda m: m["files"][0].update(path="../../../outside/id_rsa"))),
-    ("manifest_commands", ["resume"], "manifest.json", manifest_with(lambda m: m["flags"].update({"after-save": "touch HERE", "a" + ESCAPE: ESCAPE}))),
+    ("manifest_upwards", ["resume"], "manifest.json", changed(lambda m: m["files"][0].update(path="../../../outside/id_rsa"))),
+    ("manifest_commands", ["resume"], "manifest.json", changed(lambda m: m["flags"].update({"after-save": "touch HERE", "a" + ESCAPE: ESCAPE}))),
     ("state_link", ["resume"], "model.safetensors", link_to("../../../outside/model.safetensors")),
     ("state_fifo", ["resume"], "model.safetensors", fifo),
 ]  # fmt: skip
@@ -195,44 +184,30 @@ CASES = [
 
 class Hostile:
     def __init__(self, program, seconds):
-        self.program, self.work, self.strace, self.seconds = program, work, False, seconds
-        self.data = self.work / "data"
-        subprocess.run(all_faults.prepare_command(self.data), check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
-        self.run_folder = self.work / "run"
-        shape = [*all_faults.SHAPE, *"--device cpu --val-every 0 --val-tokens 64 --steps 1 --save-every 1".split()]
-        done = self.start([program, *shape, "--data", self.data, "--out", self.run_folder], self.work, trace=False)
-        if done["code"] != 0:
-            sys.exit(f"the undisturbed program ended with {done['code']}:\n{done['output']}")
+        self.program, self.strace, self.seconds = program, False, seconds
+        self.data, self.run_folder = text_data("100K"), work / "run"
+        shape = f"{all_faults.SHAPE} --device cpu --val-every 0 --val-tokens 64 --steps 1 --save-every 1"
+        done = self.start([[program], shape, f"--data {self.data} --out {self.run_folder}"], work)
+        if done.code != 0:
+            sys.exit(f"the undisturbed program ended with {done.code}:\n{done.text}")
         self.step = next((self.run_folder / "checkpoints").glob("step_*")).relative_to(self.run_folder)
 
-    def start(self, command, place, trace=True):
-        log = self.work / "strace.log"
-        traced = ["strace", "-f", "-qq", "-s", "512", "-e", f"trace={SEES}", "-o", log] if trace and self.strace else []
-        env = {**os.environ, "HOME": str(place), "XDG_CACHE_HOME": str(place / "cache")}
-        began = time.monotonic()
-        with open(self.work / "output", "w+b") as output:
-            child = subprocess.Popen([str(c) for c in [*traced, *command]], env=env, cwd=place, stdin=subprocess.DEVNULL,
-                                     stdout=output, stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
-            usage = None
-            while usage is None and time.monotonic() - began < 12 * self.seconds:  # other work may have the cores
-                pid, status, found = os.wait4(child.pid, os.WNOHANG)
-                usage = found if pid else time.sleep(0.01)
-            if usage is None:
-                os.killpg(child.pid, signal.SIGKILL)
-                _, status, usage = os.wait4(child.pid, 0)
-                code = "hang"
-            else:
-                code = os.waitstatus_to_exitcode(status)
-            child.returncode = 0
-            output.seek(0)
-            said = output.read(1 << 20)
-        return {
-            "code": code,
-            "output": said.decode(errors="surrogateescape"),
-            "seconds": 0 if traced else usage.ru_utime + usage.ru_stime,
-            "bytes": 0 if traced else usage.ru_maxrss << 10,
-            "seen": log.read_text(errors="replace") if traced else "",
-        }
+    def start(self, command, place):
+        """The process, which has ended, with its `seconds` of a core, its `bytes` of memory, and what strace has `seen`."""
+        log = work / "strace.log"
+        traced = ["strace", "-f", "-qq", "-s", "512", "-e", f"trace={SEES}", "-o", log] if self.strace else []
+        env = {"HOME": place, "XDG_CACHE_HOME": place / "cache"}
+        job = Run(traced, *command, env=env, cwd=place, before=os.setsid)
+        # Other work may have the cores.
+        timer = threading.Timer(12 * self.seconds, os.killpg, (job.pid, signal.SIGKILL))
+        timer.start()
+        _, status, usage = os.wait4(job.pid, 0)
+        timer.cancel()
+        job.code = job.process.returncode = os.waitstatus_to_exitcode(status)
+        job.seconds = 0 if traced else usage.ru_utime + usage.ru_stime
+        job.bytes = 0 if traced else usage.ru_maxrss << 10
+        job.seen = log.read_text(errors="replace") if traced else ""
+        return job
 
     def folder_of(self, command, place):
         """A copy of what the command reads."""
@@ -249,24 +224,25 @@ class Hostile:
         return to, to
 
     def command(self, kind, to, file):
-        train = "--device cpu --threads 1 --seq-len 32 --batch 1 --steps 2 --val-every 0 --val-tokens 64".split()
-        shape = all_faults.SHAPE
-        generate = "--prompt def --max-tokens 2 --temperature 0 --threads 1 --device cpu".split()
-        return [self.program, *{
-            "generate": ["generate", "--from", to, *generate],
-            "chat": ["generate", "--chat", "--from", to, *generate],
-            "prompt": ["generate", "--from", self.run_folder / "final", *generate[2:], "--prompt-file", to / file],
-            "export": ["export", "--from", to, "--to", "made"],
-            "gguf": ["export", "--format", "gguf", "--from", to, "--to", "made.gguf"],
-            "eval": ["eval", "--from", to, "--tasks", "perplexity", "--device", "cpu", "--data", self.work / "eval"],
-            "tune": ["--init-from", to, "--data", self.data, "--out", "made", *train],
-            "config": ["--config", to / file, *shape, *train, "--data", self.data],
-            "plan": ["plan", "--gpus", 1, "--gpu", "cpu", "--config", to / file],
-            "machine": ["plan", "--gpus", 1, "--gpu", to / file],
-            "schedule": ["schedule", "--pp", 2, "--pp-schedule", to / file],
-            "data": [*shape, *train, "--data", to],
-            "resume": [*shape, *train, "--data", self.data, "--out", to, "--resume", "1"],
-        }[kind]]  # fmt: skip
+        short = "--device cpu --steps 2 --val-every 0 --val-tokens 64"
+        train = f"{all_faults.SHAPE} {short}"
+        generate = "--max-tokens 2 --temperature 0 --threads 1 --device cpu"
+        prompt = f"{generate} --prompt def"
+        return [self.program], {
+            "generate": f"generate --from {to} {prompt}",
+            "chat": f"generate --chat --from {to} {prompt}",
+            "prompt": f"generate --from {self.run_folder}/final {generate} --prompt-file {to / file}",
+            "export": f"export --from {to} --to made",
+            "gguf": f"export --format gguf --from {to} --to made.gguf",
+            "eval": f"eval --from {to} --tasks perplexity --device cpu --data {work}/eval",
+            "tune": f"--init-from {to} --data {self.data} --out made --seq-len 32 --batch 1 --threads 1 {short}",
+            "config": f"--config {to / file} {train} --data {self.data}",
+            "plan": f"plan --gpus 1 --gpu cpu --config {to / file}",
+            "machine": f"plan --gpus 1 --gpu {to / file}",
+            "schedule": f"schedule --pp 2 --pp-schedule {to / file}",
+            "data": f"{train} --data {to}",
+            "resume": f"{train} --data {self.data} --out {to} --resume 1",
+        }[kind]
 
     def outside_of(self, place):
         outside = place / "outside"
@@ -282,7 +258,7 @@ class Hostile:
 
     def one(self, kind, file, act):
         """The problems of one start."""
-        place = self.work / "place"
+        place = work / "place"
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir()
         outside = self.outside_of(place)
@@ -292,38 +268,23 @@ class Hostile:
             shutil.rmtree(to / "final", ignore_errors=True)
         act(inner / file)
         done = self.start(self.command(kind, to, file), place)
-        problems = []
-        harmless = (
-            0 if file in ("README.md", "notes.txt", "inner") or (kind == "generate" and "template" in file) else 2
-        )
-        if done["code"] not in (2, 70, harmless):
-            problems.append(f"ends with {done['code']}")
-        if done["code"] != 0 and not re.search(r"train_llama: \S+", done["output"]):
-            problems.append("no message")
-        if done["seconds"] > self.seconds:
-            problems.append(f"took {done['seconds']:.1f} s of a core")
-        if done["bytes"] > GIB:
-            problems.append(f"took {done['bytes'] / GIB:.2f} GiB")
-        if (kind != "generate" or done["code"] != 0) and re.search(
-            "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\udc80-\udcff]", done["output"]
-        ):
-            problems.append("prints control characters")
-        if "\n  run this" in done["output"]:
-            problems.append("prints a line that a file made up")
-        if SECRET in done["output"]:
-            problems.append("prints a file outside")
-        if all_faults.files_of(outside) != before or list(place.rglob("HERE")):
-            problems.append("wrote outside, or ran a command")
+        harmless = file in ("README.md", "notes.txt", "inner") or (kind == "generate" and "template" in file)
+        control = re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ufffd]", done.text)
+        found = {
+            f"ends with {done.code}": done.code not in ((2, 70, 0) if harmless else (2, 70)),
+            "no message": done.code != 0 and not done.says(r"train_llama: \S+"),
+            f"took {done.seconds:.1f} s of a core": done.seconds > self.seconds,
+            f"took {done.bytes / GIB:.2f} GiB": done.bytes > GIB,
+            "prints control characters": control and (kind != "generate" or done.code != 0),
+            "prints a line that a file made up": "\n  run this" in done.text,
+            "prints a file outside": SECRET in done.text,
+            "wrote outside, or ran a command": all_faults.files_of(outside) != before or list(place.rglob("HERE")),
+        }
         for made in place.rglob("*"):
-            if (
-                made.is_file()
-                and made.stat().st_size < 1 << 24
-                and not made.is_symlink()
-                and outside not in made.parents
-                and SECRET.encode() in made.read_bytes()
-            ):
-                problems.append(f"copied a file outside to {made.relative_to(place)}")
-        return problems + self.judge(done["seen"], place, outside), done
+            small = made.is_file() and not made.is_symlink() and made.stat().st_size < 1 << 24
+            secret = small and outside not in made.parents and SECRET.encode() in made.read_bytes()
+            found[f"copied a file outside to {made.relative_to(place)}"] = secret
+        return [problem for problem, there in found.items() if there] + self.judge(done.seen, place, outside), done
 
     def judge(self, seen, place, outside):
         """What strace saw."""
@@ -360,13 +321,7 @@ class Hostile:
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--only", default="")
-    parser.add_argument("--seconds", type=float, default=5)
-    parser.add_argument("--no-strace", action="store_true")
-    args = parser.parse_args(arguments)
+    args = options("program", quick=False, only="", seconds=5.0, no_strace=False)
     can = subprocess.run("strace -o /dev/null true", shell=True, capture_output=True).returncode == 0
     has_jinja = subprocess.run([sys.executable, "-c", "import jinja2"], capture_output=True).returncode == 0
     if not can and not args.quick:
@@ -382,7 +337,7 @@ def main():
                 hostile.strace = True
                 problems += hostile.one(kind, file, act)[0]
                 hostile.strace = False
-            said = done["output"][-600:].encode("unicode_escape").decode()
+            said = done.text[-600:].encode("unicode_escape").decode()
             check(f"{name} by {kind}", not problems, "\n".join([*dict.fromkeys(problems), said]))
     end()
 

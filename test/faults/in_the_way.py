@@ -9,13 +9,12 @@ metrics.jsonl is whole. What a run cannot do without (the lock, a folder for che
 program that opens, reads, writes, renames or syncs a file of --out gets one EINTR. --quick: some of each. Ends with "N passed, N failed".
 """
 
-import argparse
 import os
 import shutil
 
 import all_faults
 import run_rows
-from checks import arguments, check, end, remove, weights
+from checks import check, end, options, remove, weights, work
 
 # Without these there is no run: who holds it, where checkpoints lie, the end's weights.
 NEEDED = {"run.lock", "run.lock.owner", "checkpoints", "final"}
@@ -39,7 +38,7 @@ def put(path, kind):
 
 
 def judge(s, out, done, name, wanted):
-    if done.code == "hang":
+    if done.code == 124:
         return "hangs"
     try:
         if (out / "metrics.jsonl").is_file():
@@ -48,26 +47,20 @@ def judge(s, out, done, name, wanted):
         return f"a line of metrics.jsonl is torn: {error}"
     if done.code == 0:
         return "" if weights(out) == wanted else "other weights"
-    if name.split("/")[0] in NEEDED and done.code == 70 and "train_llama: " in done.output:
+    if name.split("/")[0] in NEEDED and done.code == 70 and "train_llama: " in done.text:
         return ""
-    if done.code == 2 and "no checkpoint to resume from" in done.output and name == "checkpoints":
+    if done.code == 2 and "no checkpoint to resume from" in done.text and name == "checkpoints":
         return ""
     return f"exit code {done.code}"
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("shim")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--timeout", type=float, default=30)
-    o = parser.parse_args(arguments)
-
     def tell(what, problem, done):
-        check(what, not problem, "\n".join([problem, *done.output.splitlines()[-5:]]))
+        check(what, not problem, "\n".join([problem, *done.text.splitlines()[-5:]]))
 
+    o = options("program", "shim", quick=False, timeout=30.0)
     s = all_faults.Setting(o.program, o.shim, o.timeout)
-    whole, base, out = s.work / "w", s.work / "b", s.work / "out"
+    whole, base, out = work / "w", work / "b", work / "out"
     s.must(s.train(whole, *FLAGS))
     s.must(s.train(base, *FLAGS, FAULT="step:0:4:term"), 75)
     for number, name in enumerate(NAMES):
@@ -78,7 +71,7 @@ def main():
                 if how == "resumes":
                     shutil.copytree(base, out)
                 put(out / name, kind)
-                done = s.train(out, *FLAGS, *(["--resume", "auto"] if how == "resumes" else []))
+                done = (s.resume if how == "resumes" else s.train)(out, *FLAGS)
                 if done.code == 2 and how == "begins":  # it takes what is there for an earlier run
                     done = s.train(out, *FLAGS, "--overwrite")
                 tell(f"a {kind} for {name}, a run that {how}", judge(s, out, done, name, weights(whole)), done)
@@ -88,7 +81,7 @@ def main():
         scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
         wheres = all_faults.distinct(scenario.trace(), operations)
         for where, call in wheres[::12] if o.quick else wheres:
-            folder = s.work / "case"
+            folder = work / "case"
             folder.mkdir()
             scenario.prepare(folder)
             done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])

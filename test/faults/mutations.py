@@ -12,7 +12,6 @@ so. With a program built with AddressSanitizer and UBSan (make build/simt/asan/t
 counts, and --device cuda runs its kernels too. --case K: that case again, as it is named in a failure, keeping its folder. Ends with "N passed, N failed".
 """
 
-import argparse
 import concurrent.futures
 import json
 import os
@@ -25,7 +24,7 @@ import tempfile
 import time
 
 import all_faults
-from checks import arguments, check, end, weights
+from checks import check, end, options, weights, work
 
 KINDS = ["generate", "export", "gguf", "tune", "resume", "resume", "data", "config", "config", "mix"]
 NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 1e308, -1e-308, 0.5, 10**30]
@@ -173,16 +172,15 @@ def mix_of(folders, chance):
 class Mutations:
     def __init__(self, setting, seed, kinds=""):
         self.setting, self.seed = setting, seed
-        self.final = setting.work / "whole/final"
         self.kinds = kinds.split(",") if kinds else KINDS
-        text = setting.must(setting.run([setting.program, "--help-all"]))
+        text = setting.must(setting.start("--help-all"))
         self.flags = re.findall(r"^ +--([a-z][-a-z0-9]*)", text, re.M)
         # 256 to 400 MiB on whole folders, and 1 GiB. What a sanitizer's shadow takes would count too.
         self.limit = [] if "asan" in setting.program else ["prlimit", f"--data={1424 << 20}"]
 
     def run(self, number, keep=False):
         chance = random.Random(f"{self.seed} {number}")
-        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=None if keep else self.setting.work))
+        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=None if keep else work))
         try:
             return (number, *self.one(folder, chance))
         finally:
@@ -193,87 +191,77 @@ class Mutations:
         s = self.setting
         kind = chance.choice(self.kinds)
         if kind == "config":
-            (folder / "run.toml").write_bytes(damaged_config(self.flags, chance))
-            what = (folder / "run.toml").read_bytes().decode(errors="backslashreplace")
-            done = self.start(kind, folder / "run.toml", folder)
-            return kind, what, self.judge(kind, folder, done), done
-        source = {"resume": s.base, "data": s.data, "mix": s.data}.get(kind, self.final)
-        target = folder / "it"
-        shutil.copytree(source, target)
-        files = sorted(p for p in target.rglob("*") if p.is_file())
-        if kind == "resume":  # its log is not what is read
-            files = [p for p in files if "checkpoints" in p.parts or p.name == "run_status.json"]
-        what = []
-        for path in chance.sample(files, min(len(files), chance.choice([1, 1, 1, 2, 3]))):
-            what.append(f"{path.relative_to(target)}: {damage(path, chance)}")
+            opened = folder / "run.toml"
+            opened.write_bytes(damaged_config(self.flags, chance))
+            what = [opened.read_bytes().decode(errors="backslashreplace")]
+        else:
+            opened, what = folder / "it", []
+            source = {"resume": s.base, "data": s.data, "mix": s.data}.get(kind, s.whole / "final")
+            shutil.copytree(source, opened)
+            files = sorted(p for p in opened.rglob("*") if p.is_file())
+            if kind == "resume":  # its log is not what is read
+                files = [p for p in files if "checkpoints" in p.parts or p.name == "run_status.json"]
+            for path in chance.sample(files, min(len(files), chance.choice([1, 1, 1, 2, 3]))):
+                what.append(f"{path.relative_to(opened)}: {damage(path, chance)}")
         if kind == "mix":
-            folders = [str(target), str(s.data), *([str(s.data)] * (chance.random() < 0.2))]
+            folders = [str(opened), str(s.data), *([str(s.data)] * (chance.random() < 0.2))]
             mix = mix_of(chance.sample(folders, len(folders)), chance)
-            what = [*(what if chance.random() < 0.5 else ["whole"]), f"--data {mix}"]
-            if what[0] == "whole":
-                shutil.rmtree(target)
-                shutil.copytree(source, target)
-            done = self.start(kind, mix, folder)
-            return kind, ", ".join(what), self.judge(kind, target, done), done
-        done = self.start(kind, target, folder)
-        return kind, ", ".join(what), self.judge(kind, target, done), done
+            if chance.random() >= 0.5:
+                what = ["whole"]
+                shutil.rmtree(opened)
+                shutil.copytree(source, opened)
+            what.append(f"--data {mix}")
+            opened = mix
+        done = self.start(kind, opened, folder)
+        return kind, ", ".join(what), self.judge(kind, opened, done), done
 
     def start(self, kind, target, folder):
-        s = self.setting
-        if kind == "config":
-            return s.run([*self.limit, s.program, "--config", str(target), "--data", str(s.data), "--print-config"])
+        s, limit = self.setting, {"before": self.limit}
+        short = f"--seq-len 32 --batch 1 --steps 1 --val-every 0 --val-tokens 64 {s.device}"
         if kind == "generate":
-            return s.run([*self.limit, *s.generate_command(target)])
+            return s.generate(target, **limit)
         if kind == "export":
-            return s.run([*self.limit, *all_faults.export_command(s.program, target, folder / "to")])
+            return s.export(target, folder / "to", **limit)
         if kind == "gguf":
-            command = all_faults.export_command(s.program, target, folder / "to.gguf")
-            return s.run([*self.limit, *command, "--format", "gguf"])
+            return s.export(target, folder / "to.gguf", "--format gguf", **limit)
         if kind == "resume":
-            return s.resume(target, limit=self.limit)
-        short = [*"--seq-len 32 --batch 1 --steps 1 --val-every 0 --val-tokens 64".split(), *s.device]
+            return s.resume(target, **limit)
+        if kind == "config":
+            return s.start(f"--config {target} --data {s.data} --print-config", **limit)
         if kind == "tune":
-            return s.run([*self.limit, s.program, "--init-from", str(target), "--data", str(s.data), *short])
-        return s.run([*self.limit, s.program, *all_faults.SHAPE, *short, "--data", str(target)])
+            return s.start(f"--init-from {target} --data {s.data} {short}", **limit)
+        return s.start(f"{all_faults.SHAPE} {short} --data", [target], **limit)
 
     def judge(self, kind, target, done):
-        if done.code == "hang":
+        if done.code == 124:
             return "hangs"
-        if re.search(r"Sanitizer|runtime error:", done.output):
+        if re.search(r"Sanitizer|runtime error:", done.text):
             return "a sanitizer's report"
-        if "out of memory" in done.output or "bad_alloc" in done.output:
+        if "out of memory" in done.text or "bad_alloc" in done.text:
             return "takes more than 1 GiB beyond its due"
-        if re.search("[\x00-\x08\x0b-\x1f\x7f]", done.output) and kind != "generate":
+        if re.search("[\x00-\x08\x0b-\x1f\x7f]", done.text) and kind != "generate":
             return "prints control characters"
         if done.code not in self.setting.exit_codes:
             return f"ends with {done.code}"
         if done.code != 0:
-            return "" if re.search(r"\w+ \w+", done.output) else "no message"
+            return "" if re.search(r"\w+ \w+", done.text) else "no message"
         if kind != "resume" or weights(target) == self.setting.reference:
             return ""
         # The checkpoint's own words for people or a skipped check allow other weights, and that is said.
-        return "" if "changed  " in done.output or "began" in done.output else "resumed to other weights"
+        return "" if "changed  " in done.text or "began" in done.text else "resumed to other weights"
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("--minutes", type=float, default=10)
-    parser.add_argument("--cases", type=int, default=10**9)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--timeout", type=float, default=60)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--kinds", default="")
-    parser.add_argument("--case", type=int, default=-1)
-    args = parser.parse_args(arguments)
+    args = options(
+        "program", minutes=10.0, cases=10**9, seed=1, jobs=os.cpu_count(), timeout=60.0, device="cpu", kinds="", case=-1
+    )
     os.environ.setdefault("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1:exitcode=99")
     os.environ.setdefault("UBSAN_OPTIONS", "halt_on_error=1:exitcode=99:print_stacktrace=1")
     setting = all_faults.Setting(args.program, "", args.timeout, args.device)
     mutations = Mutations(setting, args.seed, args.kinds)
     if args.case >= 0:
         _, kind, what, problem, done = mutations.run(args.case, keep=True)
-        print(kind, what, done.output, problem or "passed", sep="\n")
+        print(kind, what, done.text, problem or "passed", sep="\n")
         sys.exit(bool(problem))
     chosen = f" --kinds {args.kinds}" if args.kinds else ""
     began, count, refused = time.monotonic(), 0, 0
@@ -283,7 +271,7 @@ def main():
             for number, kind, what, problem, done in pool.map(mutations.run, batch):
                 count += 1
                 refused += done.code != 0
-                about = "\n".join([problem, *done.output.splitlines()[-12:]])
+                about = "\n".join([problem, *done.text.splitlines()[-12:]])
                 check(f"--seed {args.seed}{chosen} --case {number}: {kind} of {what}", not problem, about)
     print(f"{count} cases in {time.monotonic() - began:.0f} s, {refused} of them refused")
     end()

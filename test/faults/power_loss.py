@@ -11,7 +11,6 @@ a run without a power cut; and from the moment a checkpoint was published and sy
 the rest was torn. --states: that many, drawn evenly from all different ones (0: all). Ends with "N passed, N failed".
 """
 
-import argparse
 import concurrent.futures
 import dataclasses
 import hashlib
@@ -22,7 +21,7 @@ import shutil
 import tempfile
 
 import all_faults
-from checks import arguments, check, end, weights, work
+from checks import check, end, options, weights, work
 
 
 class File:
@@ -189,7 +188,7 @@ def all_states(entries, root, seed):
 
 
 def resume(setting, state):
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="power-", dir=setting.work))
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="power-", dir=work))
     try:
         for path, content in state.files.items():
             at = folder / path
@@ -203,30 +202,22 @@ def resume(setting, state):
         if done.code not in setting.exit_codes:
             return f"ends with {done.code}", done
         if done.code == 0:
-            if state.must_resume and "resumed  " not in done.output:
+            if state.must_resume and "resumed  " not in done.text:
                 return "began a new run, although a checkpoint had been published", done
             return "" if weights(out) == setting.reference else "ends with other weights", done
         if state.must_resume:
             return f"does not resume ({done.code}), although a checkpoint had been published", done
-        return "" if "train_llama: " in done.output else "no message", done
+        return "" if "train_llama: " in done.text else "no message", done
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("program")
-    parser.add_argument("shim")
-    parser.add_argument("--states", type=int, default=0)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--timeout", type=float, default=40)
-    args = parser.parse_args(arguments)
+    args = options("program", "shim", states=0, seed=1, jobs=os.cpu_count(), timeout=40.0)
     setting = all_faults.Setting(args.program, args.shim, args.timeout)
     root, record = work / "recorded", work / "record"
     root.mkdir()
-    faults = {"LD_PRELOAD": setting.shim, "FAULT_PATHS": f"{root}/", "FAULT_RECORD": str(record)}
-    setting.must(setting.train(root / "out", **faults))
+    setting.must(setting.train(root / "out", LD_PRELOAD=args.shim, FAULT_PATHS=f"{root}/", FAULT_RECORD=record))
     entries = read_record(record)
     every = all_states(entries, str(root), args.seed)
     chosen = every
@@ -235,9 +226,9 @@ def main():
     resumed = 0
     with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         for state, (problem, done) in zip(chosen, pool.map(lambda s: resume(setting, s), chosen), strict=True):
-            resumed += "resumed  " in done.output
+            resumed += "resumed  " in done.text
             when = f"after change {state.moment} ({state.call}), names {state.names}, data {state.how}"
-            about = "\n".join([problem, *done.output.splitlines()[-6:]])
+            about = "\n".join([problem, *done.text.splitlines()[-6:]])
             check(f"state {state.number}: {when}", not problem, about)
     print(f"{len(entries)} changes, {len(every)} states, {len(chosen)} tried, {resumed} of them resumed")
     end()

@@ -14,7 +14,6 @@ run's weights, the undisturbed run's names in final/ and no temporary file. Need
 without, all cases are skipped. Ends with "N passed, N failed, N skipped".
 """
 
-import argparse
 import contextlib
 import fcntl
 import itertools
@@ -25,10 +24,11 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 
 import all_faults
-from checks import arguments, check, end, remove, text_data, weights, work
+from checks import check, end, options, remove, run, split, text_data, weights, work
 
 FACTORS = {
     "pids": ["own", "same"],
@@ -79,6 +79,14 @@ def name_of(case):
     return ",".join(f"{k}={v}" for k, v in case.items())
 
 
+def unread(folder):
+    """A pipe of 4 KiB, which this process holds open and nobody reads."""
+    pipe = tempfile.mktemp(dir=folder)
+    os.mkfifo(pipe)
+    fcntl.fcntl(os.open(pipe, os.O_RDWR), 1031, 4096)  # F_SETPIPE_SZ
+    return pipe
+
+
 class Case:
     def __init__(self, case, setting, folder):
         self.case, self.s, self.folder = case, setting, folder
@@ -105,64 +113,41 @@ class Case:
                 subprocess.run(["umount", "-l", self.disk], check=True)
 
     def start(self, poor, fault="", resume=False, out=None):
-        """Exit code ("hang" past the limit) and what was said."""
+        """Exit code (124: it hangs) and what was said."""
         c, s = self.case, self.s
-        flags = c["flags"].split() if c["ranks"] != "1" or "symmetric" not in c["flags"] else []
-        command = [s.program, *all_faults.TRAIN, "--device", "cpu", "--data", s.data, "--out", out or self.out, *flags]
-        command = [str(x) for x in command + (["--resume", "auto"] if resume else [])]
+        flags = c["flags"] if c["ranks"] != "1" or "symmetric" not in c["flags"] else ""
+        command = [s.program, *split([all_faults.TRAIN, "--device cpu", flags, "--resume auto" if resume else ""])]
+        command += ["--data", s.data, "--out", out or self.out]
         if poor and c["descriptors"] == "closed":
             command = ["bash", "-c", 'exec "$@" <&- >&- 2>&-', "bash", *command]
         if c["ranks"] != "1":
             command = ["mpirun", "-n", c["ranks"], *command]
-        env = {**os.environ, "TMPDIR": str(self.temporary)}
-        if fault:
-            env["FAULT"] = fault
-        script, space = "", ["unshare", "--mount"]
+        script, space, temporary = "", "unshare --mount", self.temporary
         if poor:
             if c["temporary"] == "full":
-                script += f"mount -t tmpfs -o size=64k full {self.temporary} && "
-                script += f"head -c 1M /dev/zero > {self.temporary}/filler 2> /dev/null; "
+                script += f"mount -t tmpfs -o size=64k full {temporary} && "
+                script += f"head -c 1M /dev/zero > {temporary}/filler 2> /dev/null; "
             if c["temporary"] == "absent":
-                env["TMPDIR"] = str(self.folder / "no such folder")
+                temporary = self.folder / "no such folder"
             if c["shm"] == "small":
                 script += "mount -t tmpfs -o size=24m small /dev/shm; "
             if c["descriptors"] == "few":
                 script += "ulimit -n 64; "
+            if c["descriptors"] == "unread":
+                script += f"exec > {unread(self.folder)}; "
             if c["pids"] == "same":
-                space += ["--pid", "--fork", "--mount-proc"]
+                space += " --pid --fork --kill-child --mount-proc"
         # Process 1 of a namespace can't be killed from inside: the shell is that one, and the program always the same other.
         script += '"$@"; exit $?' if "--pid" in space else 'exec "$@"'
-        said = self.folder / "said"
-        with open(said, "wb") as err, contextlib.ExitStack() as files:
-            stdout = err
-            if poor and c["descriptors"] == "unread":
-                ends = os.pipe()
-                fcntl.fcntl(ends[1], 1031, 4096)  # F_SETPIPE_SZ
-                files.callback(os.close, ends[0])
-                stdout = ends[1]
-            child = subprocess.Popen(
-                [*space, "bash", "-c", script, "bash", *command],
-                env=env,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=err,
-            )
-            if stdout is not err:
-                os.close(stdout)
-            try:
-                code = child.wait(timeout=s.timeout)
-            except subprocess.TimeoutExpired:
-                subprocess.run(["pkill", "-KILL", "-P", str(child.pid)])
-                child.kill()
-                child.wait()
-                code = "hang"
-        return code, said.read_text(errors="replace")
+        how = {"env": {"TMPDIR": temporary}, "fault": fault, "limit": s.timeout}
+        done = run(space, ["bash", "-c", script, "bash", *command], **how)
+        return done.code, done.text
 
     def judge(self, code, said, killed):
         c = self.case
-        if code == "hang":
+        if code == 124:
             return "hangs"
-        if code in (-9, 9, 137) and killed:
+        if code in (9, 137) and killed:
             return ""
         if code not in self.s.exit_codes:
             return f"exit code {code}"
@@ -209,8 +194,7 @@ class Case:
 class Setting:
     def __init__(self, program, timeout):
         self.program, self.timeout, self.data = program, timeout, text_data("100K")
-        told = subprocess.run([program, "--help"], stdout=subprocess.PIPE, text=True, check=True).stdout
-        self.exit_codes = all_faults.exit_codes(told)
+        self.exit_codes = all_faults.exit_codes(run([program], "--help").text)
         self.references, self.names = {}, []
 
     def reference(self, case):
@@ -231,13 +215,7 @@ class Setting:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--case")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--timeout", type=float, default=60)
-    parser.add_argument("--report")
-    o = parser.parse_args(arguments)
+    o = options("program", case="", seed=1, timeout=60.0, report="")
     cases = draw_cases(o.seed)
     if o.case:
         cases = [dict(part.split("=", 1) for part in o.case.split(","))]

@@ -4,6 +4,7 @@ A command is written as in a shell, `run(f"{program} plan --gpus 2", ["a flag", 
 as they are. A run has an exit code and a text; `expect` counts one check for its code and one for each text that it must say.
 """
 
+import argparse
 import atexit
 import contextlib
 import hashlib
@@ -36,6 +37,24 @@ for name in ("FAULT", "SLURM_JOB_END_TIME", "RINGZERO_RESTART"):
     os.environ.pop(name, None)
 arguments = [os.path.realpath(a) if os.path.exists(a) else a for a in sys.argv[1:]]
 os.chdir(ROOT)
+
+
+def options(*positional, **defaults):
+    """The command line: its arguments, and a flag for each keyword, of its default's type. False: a switch; a tuple: choices."""
+    about = {"description": sys.modules["__main__"].__doc__, "formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser(**about)
+    for name in positional:
+        parser.add_argument(name)
+    for name, default in defaults.items():
+        if default is False:
+            kind = {"action": "store_true"}
+        elif isinstance(default, tuple):
+            kind = {"type": type(default[0]), "choices": default, "default": default[0]}
+        else:
+            kind = {"type": type(default), "default": default}
+        parser.add_argument(f"--{name.replace('_', '-')}", **kind)
+    return parser.parse_args(arguments)
+
 
 # A machine for plans, whose rates nobody measured.
 MACHINE = """memory-gib = 64
@@ -120,8 +139,10 @@ class Run:
     """A process: `code` once it has ended, `text` of both outputs."""
 
     def __init__(self, *command, fault="", env=None, limit=300, cwd=ROOT, stdin=None, log=None, before=None):
-        self.log = pathlib.Path(log or tempfile.mkstemp(dir=work, suffix=".log")[1])
-        self.limit, self.code = limit, None
+        if not log:
+            handle, log = tempfile.mkstemp(dir=work, suffix=".log")
+            os.close(handle)
+        self.log, self.limit, self.code = pathlib.Path(log), limit, None
         variables = {**os.environ, **({"FAULT": fault} if fault else {}), **{k: str(v) for k, v in (env or {}).items()}}
         with open(self.log, "ab") as out, contextlib.ExitStack() as files:
             input_of = subprocess.DEVNULL
