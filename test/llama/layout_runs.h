@@ -22,57 +22,15 @@
 #include "comm/loopback.h"
 #include "comm/process.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "llama/model/weights.h"
 #include "llama/train/train_state.h"
 #include "llama/train/statistics.h"
 #include "llama/train/traffic.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace layout_runs {
-
-inline ModelConfig resolved(ModelConfig c, bool tied) {
-    c.tied = tied;
-    c.init_std = 0.1;
-    c.resolve();
-    return c;
-}
-
-inline ModelConfig toy(int64_t kv_heads, bool tied = false) {
-    ModelConfig c;  // ffn, vocabulary and rows divide by none of 2, 3, 4
-    c.dim = 48, c.layers = 2, c.heads = 12, c.kv_heads = kv_heads, c.head_dim = 4, c.ffn = 23, c.vocab = 37;
-    c.max_seq_len = 16;
-    return resolved(c, tied);
-}
-
-// The smallest: slices of its units are padded on 3 and 4 ranks.
-inline ModelConfig toy24(bool tied = false, int64_t layers = 3, int64_t vocab = 37) {
-    ModelConfig c;
-    c.dim = 24, c.layers = layers, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = vocab;
-    c.max_seq_len = 16;
-    return resolved(c, tied);
-}
-
-// A vocabulary whose embedding and head, of toy24, are cut into equal slices on 2, 3, 4 and 8 ranks: 48,960 and 48,984
-// elements, which are padded to 49,152.
-constexpr int64_t kEqualVocab = 2040;
-
-// Sides in multiples of 16, for fp8; T is 16 too.
-inline ModelConfig toy16(bool tied = false) {
-    ModelConfig c;
-    c.dim = 32, c.layers = 3, c.heads = 2, c.kv_heads = 1, c.head_dim = 16, c.ffn = 48, c.vocab = 37;
-    c.max_seq_len = 16;
-    return resolved(c, tied);
-}
-
-// Sides in multiples of 128, for fp8 in tiles; with two sequences T is 64.
-inline ModelConfig toy128() {
-    ModelConfig c;
-    c.dim = 128, c.layers = 2, c.heads = 2, c.kv_heads = 1, c.head_dim = 64, c.ffn = 128, c.vocab = 37;
-    c.max_seq_len = 64;
-    return resolved(c, false);
-}
 
 constexpr int64_t kT = 11;
 
@@ -255,21 +213,14 @@ inline void draw(int64_t first, int64_t count, int64_t T, int64_t V, int32_t* to
     }
 }
 
-struct HostBatch {
-    std::vector<int32_t> tokens, targets, rows, starts, ids;
-};
-
 inline DeviceBatch fill(HostBatch& b, const Layout& how, int64_t B, int64_t first) {
-    const int64_t N = B * how.T;
-    const size_t n = size_t(N);
-    b = {how.inputs, how.targets, std::vector<int32_t>(n), std::vector<int32_t>(n + 1), std::vector<int32_t>(n)};
-    if (how.inputs.empty()) {
-        b.tokens.resize(n), b.targets.resize(n);
-        draw(first, B, how.T, how.config.vocab, b.tokens.data(), b.targets.data());
+    std::vector<int32_t> tokens = how.inputs, targets = how.targets;
+    if (tokens.empty()) {
+        tokens.resize(size_t(B * how.T)), targets.resize(tokens.size());
+        draw(first, B, how.T, how.config.vocab, tokens.data(), targets.data());
     }
-    const int64_t distinct =
-        embedding_plan(b.tokens.data(), N, how.config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
-    return {B, how.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), distinct};
+    b = {B, how.T, how.config.vocab, std::move(tokens), std::move(targets)};
+    return b.view();
 }
 
 // On tp, on the data axis with what shard and replicate cut of it, on model, and on all axes.

@@ -2,8 +2,9 @@
 
 #include "llama/checkpoint/checkpoint.h"
 #include "llama/base/fault.h"
+#include "llama/train/train_state.h"
 #include "test/comm/mpi_main.h"
-#include "test/llama/layout_runs.h"
+#include "test/llama/toys.h"
 #include "test/checks.h"
 
 namespace rz {
@@ -21,7 +22,7 @@ Manifest manifest_of(int64_t step) {
 // The embedding and the head are cut into equal slices on 2, 3 and 4 ranks, with padding at their end.
 struct Sharded {
     Sharded(Mesh& mesh, int stage, DType param, OffloadOptimizer offload = OffloadOptimizer::none)
-        : core(layout_runs::toy24(false, 3, layout_runs::kEqualVocab),
+        : core(toy24(false, 3, kEqualVocab),
                {.zero = {.stage = stage,
                          .param_dtype = param,
                          .grad_dtype = param,

@@ -9,8 +9,9 @@
 #include "llama/checkpoint/export_weights.h"
 #include "llama/checkpoint/finite.h"
 #include "llama/checkpoint/replicas.h"
+#include "llama/model/model.h"
 #include "test/comm/mpi_main.h"
-#include "test/llama/layout_runs.h"
+#include "test/llama/toys.h"
 #include "test/checks.h"
 #include "test/kernels/cpu_device.h"
 
@@ -42,7 +43,7 @@ LocalShard holding(const Mesh& mesh) {
 struct Held {
     Held(Process& process, const Layout& l)
         : mesh(process, kCpu, {.grid = {.tp = l.tp, .pp = l.pp}}),
-          config(layout_runs::toy24()),
+          config(toy24()),
           table(config, holding(mesh)),
           stream(kCpu, "compute"),
           zero(kCpu, stream, unit_layouts(table), decay_segments(table),

@@ -19,7 +19,7 @@
 #include "llama/base/sum_hash.h"
 #include "test/llama/helpers.h"
 #include "test/comm/ranks.h"
-#include "test/llama/layout_runs.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
@@ -232,7 +232,7 @@ TEST(CheckpointStore, PublishReplacesInOneMove) {
 
 // ---- save and load ----
 
-ModelConfig checkpoint_toy() { return layout_runs::toy24(/*tied=*/false, /*layers=*/2); }
+ModelConfig checkpoint_toy() { return toy24(/*tied=*/false, /*layers=*/2); }
 
 // A state on one process; every array is full of its own values.
 struct State {

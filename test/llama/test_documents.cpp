@@ -7,10 +7,10 @@
 #include <vector>
 
 #include "comm/mesh.h"
-#include "kernels/embedding.h"
 #include "llama/data/documents.h"
 #include "llama/train/train_state.h"
 #include "test/llama/helpers.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
@@ -109,22 +109,12 @@ struct Summed {
         initialise_weights(core.table, 3, core.compute, core.zero);
     }
     void add(int64_t B, int64_t T, const Ints& tokens, const Ints& targets, const DocumentMask& mask) {
-        const int64_t N = B * T;
-        Ints rows(static_cast<size_t>(N)), starts(size_t(N + 1)), ids(rows), first(rows), positions(rows);
-        const int64_t distinct =
-            embedding_plan(tokens.data(), N, core.config.vocab, rows.data(), starts.data(), ids.data());
+        const HostBatch host(B, T, core.config.vocab, tokens, targets);
+        DeviceBatch batch = host.view();
+        Ints first(tokens.size()), positions(tokens.size());
         find_documents(mask, tokens.data(), B, T, first.data(), positions.data());
-        core.model.train({.B = B,
-                          .T = T,
-                          .tokens = tokens.data(),
-                          .targets = targets.data(),
-                          .rows = rows.data(),
-                          .starts = starts.data(),
-                          .ids = ids.data(),
-                          .distinct = distinct,
-                          .positions = mask ? positions.data() : nullptr,
-                          .first_key = mask ? first.data() : nullptr},
-                         1.0f / float(kB * kT));
+        if (mask) batch.first_key = first.data(), batch.positions = positions.data();
+        core.model.train(batch, 1.0f / float(kB * kT));
         core.compute.synchronize();
     }
     double loss() const { return *core.model.loss_sum(); }

@@ -24,7 +24,7 @@ constexpr Fp8Recipe kTensor = Fp8Recipe::tensor;
 
 // Tiles need sides, and tokens of a micro-batch, of 128.
 ModelConfig model_for(Fp8Recipe recipe) {
-    ModelConfig c = layout_runs::toy16();
+    ModelConfig c = toy16();
     if (recipe == kTensor) return c;
     c.dim = c.head_dim = 128, c.heads = c.kv_heads = 1, c.ffn = 256, c.layers = 2;
     c.resolve();
@@ -44,7 +44,7 @@ layout_runs::Layout layout(int stage, bool keep, Recompute recompute = Recompute
 
 // The micro-batches of every step; it outlives the work on them.
 struct Data {
-    std::vector<layout_runs::HostBatch> host{kMicroBatches};
+    std::vector<HostBatch> host{kMicroBatches};
     std::vector<DeviceBatch> batches;
     explicit Data(const layout_runs::Layout& how) {
         for (int m = 0; m < kMicroBatches; ++m) batches.push_back(fill(host[size_t(m)], how, how.B, m * how.B));
@@ -68,7 +68,7 @@ std::vector<Seen> seen_in(const layout_runs::Layout& how) {
     RankContext context;
     std::vector<Seen> seen;
     const char *first = nullptr, *end = nullptr;  // of the parameters
-    const int64_t scales = layout_runs::toy16().layers * kBlockScales * int64_t(sizeof(Fp8Scale));
+    const int64_t scales = toy16().layers * kBlockScales * int64_t(sizeof(Fp8Scale));
     context.planned.executes = true;
     context.planned.cost = [&](const OpCall& op, const Stream&) -> Ticks {
         const auto weight = [&](const void* x) { return x >= first && x < end; };
@@ -114,7 +114,7 @@ constexpr int64_t kOfNorms = 2 * 3 * 2 * kT * 32;
 
 // Those of four layers, 4 bytes an element: read once, written as they lie and transposed.
 int64_t of_gradients() {
-    const ModelConfig c = layout_runs::toy16();
+    const ModelConfig c = toy16();
     return 4 * c.layers * 2 * kT * (c.qkv_rows() + 2 * c.dim + 2 * c.ffn);
 }
 

@@ -7,8 +7,9 @@
 
 #include "comm/loopback.h"
 #include "llama/model/hf.h"
+#include "llama/model/model.h"
 #include "llama/model/weights.h"
-#include "test/llama/layout_runs.h"
+#include "test/llama/toys.h"
 #include "test/llama/helpers.h"
 
 namespace rz {
@@ -26,7 +27,7 @@ std::vector<LocalShard> holders(const std::vector<std::vector<int>>& stages, int
 }
 
 TEST(LocalShard, EveryElementHasOnePlaceAndOneOwner) {
-    const ModelConfig config = layout_runs::toy24();
+    const ModelConfig config = toy24();
     const ParamTable whole(config);
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3, 4}) {
@@ -67,7 +68,7 @@ TEST(LocalShard, EveryElementHasOnePlaceAndOneOwner) {
 
 // By hand: 3 heads of 8 and one KV head, ffn 20, vocabulary 37, width 24.
 TEST(LocalShard, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
-    const ModelConfig config = layout_runs::toy24();
+    const ModelConfig config = toy24();
     struct Want {
         const char* name;
         int part, parts;
@@ -106,7 +107,7 @@ TEST(LocalShard, HeadsFfnAndVocabularyAreCutWhereTheyMayBe) {
 }
 
 TEST(LocalShard, DecayFollowsTheTensorsThatAreHeld) {
-    const ModelConfig config = layout_runs::toy24();
+    const ModelConfig config = toy24();
     for (const auto& stages : kStages)
         for (const int parts : {1, 2, 3})
             for (const LocalShard& holding : holders(stages, parts)) {
@@ -136,7 +137,7 @@ void collect(const ParamTable& table, const Zero& zero, Values& into) {
 // Each holder's part after `fill`, over three ranks of ZeRO 3 and alone, is what a rank with the whole table has.
 template <class Fill>
 void expect_as_whole(const Fill& fill) {
-    const ModelConfig config = layout_runs::toy24();
+    const ModelConfig config = toy24();
     const auto values_of = [&](Mesh& mesh, const LocalShard& holding, int stage) {
         const ParamTable table(config, holding);
         Stream compute(kCpu, "compute");
@@ -178,7 +179,7 @@ TEST(LocalShard, InitialisedAsTheWholeModelIs) {
 TEST(LocalShard, ImportedAsTheWholeModelIs) {
     const TempFolder temporary;
     const std::string& folder = temporary.path;
-    const ModelConfig config = layout_runs::toy24();
+    const ModelConfig config = toy24();
     const ParamTable table(config);
     save_model(folder, config, table, DType::f32, [&](const Tensor& t, int64_t first, int64_t count, void* out) {
         for (int64_t i = 0; i < count; ++i)

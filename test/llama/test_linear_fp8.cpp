@@ -233,9 +233,8 @@ TEST(Fp8Training, TheFourLayersOfCoveredBlocksAreInFp8AndTheHeadIsNot) {
                          .stage = {.B = 1, .T = 16, .fp8 = {Fp8Recipe::tensor, first, last}}},
                         Device{DeviceKind::cpu, 0}, mesh);
         initialise_weights(core.table, 1, core.compute, core.zero);
-        std::vector<int32_t> tokens(16, 3), rows(16), starts(17), ids(16);
-        const int64_t distinct = embedding_plan(tokens.data(), 16, 37, rows.data(), starts.data(), ids.data());
-        const DeviceBatch batch{1, 16, tokens.data(), tokens.data(), rows.data(), starts.data(), ids.data(), distinct};
+        const HostBatch host = random_batch(1, 16, /*seed=*/1);
+        const DeviceBatch batch = host.view();
         core.compute.synchronize();
         OpTimer timer;
         core.compute.set_op_timer(&timer);

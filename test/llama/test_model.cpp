@@ -8,7 +8,6 @@
 
 #include "comm/mesh.h"
 #include "kernels/cross_entropy.h"
-#include "kernels/embedding.h"
 #include "comm/loopback.h"
 #include "llama/model/generate.h"
 #include "llama/model/hf.h"
@@ -16,11 +15,12 @@
 #include "llama/model/weights.h"
 #include "llama/train/train_state.h"
 #include "test/llama/helpers.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
 
-// A model on one CPU rank, with batches given as plain vectors.
+// A model on one CPU rank.
 struct TestModel {
     Mesh mesh{kCpu};
     TrainState core;
@@ -38,47 +38,15 @@ struct TestModel {
                 .stage = {.B = B, .T = T, .recompute = recompute, .logits_bytes = 4096}},
                kCpu, mesh) {}
 
-    struct Batch {
-        int64_t B, T;
-        std::vector<int32_t> tokens, targets, rows, starts, ids;
-        int64_t distinct;
-    };
-    Batch batch(int64_t B, int64_t T, std::vector<int32_t> tokens, std::vector<int32_t> targets) const {
-        const size_t N = size_t(B * T);
-        Batch b{B,
-                T,
-                std::move(tokens),
-                std::move(targets),
-                std::vector<int32_t>(N),
-                std::vector<int32_t>(N + 1),
-                std::vector<int32_t>(N),
-                0};
-        b.distinct =
-            embedding_plan(b.tokens.data(), int64_t(N), config.vocab, b.rows.data(), b.starts.data(), b.ids.data());
-        return b;
-    }
-    Batch random_batch(int64_t B, int64_t T, unsigned seed) const {
-        std::mt19937 rng(seed);
-        std::vector<int32_t> a, b;
-        for (int64_t i = 0; i < B * T; ++i) {
-            a.push_back(int32_t(rng() % uint64_t(config.vocab)));
-            b.push_back(int32_t(rng() % uint64_t(config.vocab)));
-        }
-        return batch(B, T, a, b);
-    }
-    static DeviceBatch on_device(const Batch& b) {
-        return {b.B, b.T, b.tokens.data(), b.targets.data(), b.rows.data(), b.starts.data(), b.ids.data(), b.distinct};
-    }
-
-    double loss(const Batch& b) {  // mean over tokens
+    double loss(const HostBatch& b) {  // mean over tokens
         model.reset_loss();
-        model.evaluate(on_device(b));
+        model.evaluate(b.view());
         stream.synchronize();
         return *model.loss_sum() / double(b.B * b.T);
     }
-    double train(const Batch& b) {
+    double train(const HostBatch& b) {
         model.reset_loss();
-        model.train(on_device(b), 1.0f / float(b.B * b.T));
+        model.train(b.view(), 1.0f / float(b.B * b.T));
         stream.synchronize();
         return *model.loss_sum() / double(b.B * b.T);
     }
@@ -95,22 +63,13 @@ struct TestModel {
         return static_cast<const float*>(zero.grads.gradients(t.unit)) +
                (t.offset - table.units()[size_t(t.unit)].offset);
     }
-    std::vector<float> logits(const Batch& b) {
+    std::vector<float> logits(const HostBatch& b) {
         std::vector<float> out(size_t(b.B * b.T * config.vocab));
-        model.logits(on_device(b), out.data());
+        model.logits(b.view(), out.data());
         stream.synchronize();
         return out;
     }
 };
-
-ModelConfig model_toy(bool tied = false) {
-    ModelConfig c;
-    c.dim = 24, c.layers = 2, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
-    c.tied = tied;
-    c.init_std = 0.2;
-    c.resolve();
-    return c;
-}
 
 // ---- Hugging Face's numbers ---------------------------------------------------------------------------------------
 
@@ -127,7 +86,7 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     TestModel m(config, B, T);
     load_weights(folder, m.table, kCpu, m.stream, m.zero);
 
-    const auto batch = m.batch(B, T, ids, targets);
+    const HostBatch batch(B, T, config.vocab, ids, targets);
     const double count =
         double(std::count_if(targets.begin(), targets.end(), [](int32_t t) { return t != kIgnoreTarget; }));
 
@@ -135,7 +94,7 @@ TEST_P(ModelGolden, LogitsLossAndGradientsMatchHuggingFace) {
     // 2e-6 in its gradients.
     EXPECT_LT(distance(stored(expected, "logits"), m.logits(batch)), 1e-5);
     m.model.reset_loss();
-    m.model.train(TestModel::on_device(batch), float(1 / count));
+    m.model.train(batch.view(), float(1 / count));
     m.stream.synchronize();
     const double loss = stored(expected, "loss")[0];
     EXPECT_NEAR(*m.model.loss_sum() / count, loss, 1e-4 * loss);
@@ -158,9 +117,9 @@ INSTANTIATE_TEST_SUITE_P(Cases, ModelGolden,
 
 TEST(Model, GradientsMatchCentralDifferences) {
     for (bool tied : {false, true}) {
-        TestModel m(model_toy(tied), 2, 7);
+        TestModel m(toy24(tied, 2), 2, 7);
         initialise_weights(m.table, 5, m.stream, m.zero);
-        const auto batch = m.random_batch(2, 7, 3);
+        const auto batch = random_batch(2, 7, 3);
         m.train(batch);
         std::mt19937 rng(1);
         for (const Tensor& t : m.table.tensors()) {
@@ -193,9 +152,9 @@ TEST(Model, GradientsMatchCentralDifferences) {
 }
 
 TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
-    TestModel m(model_toy(), 1, 9);
+    TestModel m(toy24(false, 2), 1, 9);
     initialise_weights(m.table, 5, m.stream, m.zero);
-    auto batch = m.random_batch(1, 9, 4);
+    auto batch = random_batch(1, 9, 4);
     const auto before = m.logits(batch);
     for (int64_t changed = 0; changed < 9; ++changed) {
         auto other = batch;
@@ -209,7 +168,7 @@ TEST(Model, ALaterTokenNeverChangesAnEarlierLogit) {
 }
 
 TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
-    TestModel tied(model_toy(true), 1, 8), untied(model_toy(false), 1, 8);
+    TestModel tied(toy24(true, 2), 1, 8), untied(toy24(false, 2), 1, 8);
     initialise_weights(tied.table, 5, tied.stream, tied.zero);
     tied.stream.synchronize();
     for (const Tensor& t : untied.table.tensors()) {
@@ -218,7 +177,7 @@ TEST(Model, TiedHeadsGradientIsTheSumOfBothUses) {
         std::copy_n(tied.master(from), t.size, untied.master(t));
     }
     untied.zero.optimizer.all_gather_updated();
-    const auto batch = tied.random_batch(1, 8, 6);
+    const auto batch = random_batch(1, 8, 6);
     EXPECT_EQ(tied.train(batch), untied.train(batch));
     const float* sum = tied.grad(tied.table.embedding());
     const float* input = untied.grad(untied.table.embedding());
@@ -233,9 +192,9 @@ TEST(Model, OverfitsOneBatch) {
     for (DType dtype : {DType::f32, DType::bf16}) {
         AdamWOptions adamw;
         adamw.weight_decay = 0;
-        TestModel m(model_toy(), 2, 16, dtype, Recompute::none, adamw);
+        TestModel m(toy24(false, 2), 2, 16, dtype, Recompute::none, adamw);
         initialise_weights(m.table, 5, m.stream, m.zero);
-        const auto batch = m.random_batch(2, 16, 8);
+        const auto batch = random_batch(2, 16, 8);
         const double first = m.train(batch);
         EXPECT_NEAR(first, std::log(37.0), 1.5);
         m.step(1e-2f, 1);
@@ -249,10 +208,10 @@ TEST(Model, OverfitsOneBatch) {
 }
 
 std::vector<float> weights_after(int steps, Recompute recompute, DType dtype) {
-    TestModel m(model_toy(), 2, 11, dtype, recompute);
+    TestModel m(toy24(false, 2), 2, 11, dtype, recompute);
     initialise_weights(m.table, 9, m.stream, m.zero);
     for (int s = 1; s <= steps; ++s) {
-        m.train(m.random_batch(2, 11, unsigned(s)));
+        m.train(random_batch(2, 11, unsigned(s)));
         m.step(1e-3f, s);
     }
     std::vector<float> all;
@@ -270,17 +229,17 @@ TEST(Model, SameSeedSameBitsAndRecomputationChangesNone) {
 }
 
 TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
-    TestModel m(model_toy(), 1, 8);
+    TestModel m(toy24(false, 2), 1, 8);
     initialise_weights(m.table, 5, m.stream, m.zero);
-    m.train(m.random_batch(1, 8, 1));
+    m.train(random_batch(1, 8, 1));
     m.step(1e-3f, 1);
     std::vector<float> before(m.master(m.table.embedding()), m.master(m.table.embedding()) + m.table.size());
-    m.train(m.random_batch(1, 8, 2));
+    m.train(random_batch(1, 8, 2));
     static_cast<float*>(m.zero.grads.gradients(1))[3] = NAN;
     m.step(1e-3f, 2);
     EXPECT_FALSE(std::isfinite(*m.zero.optimizer.norm()));
     EXPECT_TRUE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
-    m.train(m.random_batch(1, 8, 3));  // and the next step is a good one
+    m.train(random_batch(1, 8, 3));  // and the next step is a good one
     m.step(1e-3f, 2);
     EXPECT_TRUE(std::isfinite(*m.zero.optimizer.norm()));
     EXPECT_FALSE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
@@ -289,7 +248,7 @@ TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
 // ---- generation -----------------------------------------------------------------------------------------------------
 
 TEST(Generate, RowsThatKernelsCantReadAreRefusedByName) {
-    ModelConfig c = model_toy();
+    ModelConfig c = toy24(false, 2);
     c.head_dim = 2;  // (3 + 2) x 2 x 4 bytes of q, k and v for each token
     TestModel m(c, 1, 20);
     const std::string e = error_of([&] { Decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero.params, 20); });
@@ -305,11 +264,11 @@ TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
                                                   {true, 9, false},
                                                   {false, 0, true}}) {
         SCOPED_TRACE(window);
-        ModelConfig config = model_toy(tied);
+        ModelConfig config = toy24(tied, 2);
         config.window = window, config.post_norm = post_norm;
         TestModel m(config, 1, 20);
         initialise_weights(m.table, 5, m.stream, m.zero);
-        const auto batch = m.random_batch(1, 20, 2);
+        const auto batch = random_batch(1, 20, 2);
         const auto all = m.logits(batch);
         Decoder decoder(m.config, m.table, DType::f32, kCpu, m.stream, m.zero.params, 20);
         const std::vector<int32_t> prompt(batch.tokens.begin(), batch.tokens.begin() + 7);
@@ -326,7 +285,7 @@ TEST(Generate, CachedDecodingGivesTheLogitsOfAFullPass) {
 
 // In chunks and token by token, on every rank, with parameters whole and sharded.
 TEST(Generate, APipelinesLogitsAreThoseOfOneRankToTheBit) {
-    ModelConfig config = model_toy(false);
+    ModelConfig config = toy24(false, 2);
     config.layers = 6;
     config.resolve();
     std::vector<int32_t> prompt;

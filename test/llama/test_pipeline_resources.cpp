@@ -5,7 +5,8 @@
 #include <gtest/gtest.h>
 
 #include "kernels/runtime/context.h"
-#include "test/llama/layout_runs.h"
+#include "llama/train/train_state.h"
+#include "test/llama/toys.h"
 #include "test/comm/ranks.h"
 
 namespace rz {
@@ -33,7 +34,7 @@ struct PlannedStages {
 
     PlannedStages(const Layout& s, int rank)
         : mesh(device, rank, s.pp * s.dp, PlannedLink{}, {.grid = {.pp = s.pp}, .algorithms = {Algorithm::ring}}),
-          core(layout_runs::toy24(s.tied, /*layers=*/18),
+          core(toy24(s.tied, /*layers=*/18),
                {.zero = s.zero,
                 .adamw = {},
                 .stage = {.B = kSequences, .T = kLength},

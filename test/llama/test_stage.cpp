@@ -5,13 +5,12 @@
 #include <gtest/gtest.h>
 
 #include <memory>
-#include <random>
 
 #include "comm/mesh.h"
-#include "kernels/embedding.h"
 #include "llama/model/model.h"
 #include "llama/model/stage.h"
-#include "test/llama/helpers.h"
+#include "test/kernels/cpu_device.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
@@ -20,27 +19,11 @@ constexpr int64_t kB = 2, kT = 7, kN = kB * kT;
 constexpr float kScale = 1.0f / 64;
 
 ModelConfig stage_toy(bool tied, bool post_norm) {
-    ModelConfig c;
-    c.dim = 24, c.layers = 3, c.heads = 3, c.kv_heads = 1, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
-    c.tied = tied, c.post_norm = post_norm;
-    c.init_std = 0.2;
+    ModelConfig c = toy24(tied);
+    c.post_norm = post_norm;
     c.resolve();
     return c;
 }
-
-struct HostBatch {
-    std::vector<int32_t> tokens, targets, rows, starts, ids;
-    int64_t distinct = 0;
-    HostBatch(int64_t vocab, unsigned seed) : tokens(kN), targets(kN), rows(kN), starts(kN + 1), ids(kN) {
-        std::mt19937 rng(seed);
-        for (auto* v : {&tokens, &targets})
-            for (int32_t& x : *v) x = int32_t(rng() % uint64_t(vocab));
-        distinct = embedding_plan(tokens.data(), kN, vocab, rows.data(), starts.data(), ids.data());
-    }
-    DeviceBatch view() const {
-        return {kB, kT, tokens.data(), targets.data(), rows.data(), starts.data(), ids.data(), distinct};
-    }
-};
 
 // A model's parameters and gradients on one rank.
 struct StageRank {
@@ -81,16 +64,16 @@ StageOptions stage_options(const StageCase& c) {
         .B = kB, .T = kT, .dtype = c.dtype, .grad_dtype = c.grad_dtype, .recompute = c.recompute, .logits_bytes = 600};
 }
 
-std::vector<HostBatch> batches(const ModelConfig& c, int count) {
+std::vector<HostBatch> batches(int count) {
     std::vector<HostBatch> out;
-    for (int m = 0; m < count; ++m) out.emplace_back(c.vocab, unsigned(m + 1));
+    for (int m = 0; m < count; ++m) out.push_back(random_batch(kB, kT, unsigned(m + 1)));
     return out;
 }
 
 std::pair<std::vector<char>, double> whole_model(const StageCase& c, int micro_batches) {
     StageRank r(c.tied, c.dtype, c.grad_dtype, c.post_norm);
     Model model(r.config, r.table, stage_options(c), kCpu, r.stream, r.zero.params, &r.zero.grads);
-    const auto data = batches(r.config, micro_batches);
+    const auto data = batches(micro_batches);
     model.run(model.training_program(micro_batches), {.pass = Pass::train, .grad_scale = kScale},
               [&](int64_t m) { return data[size_t(m)].view(); });
     auto gradients = r.gradients();
@@ -108,7 +91,7 @@ struct TwoStages {
     TwoStages(const StageCase& c, int cut, int micro_batches, int weight_slots)
         : r(c.tied, c.dtype, c.grad_dtype, c.post_norm),
           work(r.config, r.table, stage_options(c), true, kCpu, r.stream),
-          data(batches(r.config, micro_batches)) {
+          data(batches(micro_batches)) {
         const int last = int(r.table.units().size()) - 1;
         for (const auto& [first, end] : {std::pair(0, cut), std::pair(cut + 1, last)})
             stages.push_back(std::make_unique<Stage>(r.config, r.table, stage_options(c), first, end, micro_batches,

@@ -14,6 +14,7 @@
 #include "llama/report/html.h"
 #include "llama/tokenizer/tokenizer.h"
 #include "test/checks.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
@@ -142,10 +143,8 @@ TEST_F(Trust, EveryTextHasALimit) {
     sparse("model/tokenizer.json", 65 << 20);
     EXPECT_TRUE(says(error_of([&] { Tokenizer::load(path("model")); }), "are too many for a tokenizer"));
     sparse("model/model.safetensors.index.json", 33 << 20);
-    ModelConfig toy;
-    toy.dim = 16, toy.layers = 2, toy.heads = 4, toy.kv_heads = 2, toy.ffn = 24, toy.vocab = 19;
-    toy.resolve();
-    EXPECT_TRUE(says(error_of([&] { HfWeights(path("model"), ParamTable(toy)); }), "too many for an index of weights"));
+    EXPECT_TRUE(
+        says(error_of([&] { HfWeights(path("model"), ParamTable(toy24())); }), "too many for an index of weights"));
     EXPECT_TRUE(says(error_of([] { read_file("/dev/zero"); }), "not a regular file"));
     EXPECT_TRUE(says(error_of([] { read_file("/proc/kmsg", kPrompt); }), "/proc/kmsg"));
 }

@@ -12,7 +12,7 @@
 #include "comm/loopback.h"
 #include "kernels/gemm/newton_schulz.h"
 #include "llama/train/train_state.h"
-#include "test/llama/layout_runs.h"
+#include "test/llama/toys.h"
 
 namespace rz {
 namespace {
@@ -38,7 +38,7 @@ constexpr float kRate = 1e-2f;
 
 // Sizes that --tp 2 cuts: k and v are not cut, all others are, o and down by columns.
 ModelConfig even() {
-    ModelConfig c = layout_runs::toy24();
+    ModelConfig c = toy24();
     c.heads = 4, c.dim = 32, c.ffn = 40;
     c.resolve();
     return c;
@@ -60,7 +60,7 @@ Kept train(Mesh& mesh, const Layout& how, MuonOptions muon, DType adam, const st
     zero_options.muon.on = true;
     zero_options.adam_dtype = adam;
     zero_options.overlap = how.overlap;
-    TrainState core(how.even ? even() : layout_runs::toy24(),
+    TrainState core(how.even ? even() : toy24(),
                     {.zero = zero_options,
                      .adamw = {.max_norm = 0.5f},
                      .stage = {.B = 2, .T = 16, .logits_bytes = 4096},
