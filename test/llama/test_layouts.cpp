@@ -50,11 +50,6 @@ TEST(TensorParallelModel, TrainsAsOneRankDoesInAPipelineToo) {
                              "dualpipe --dp 2 --zero 3 --accumulate-locally on"}));
 }
 
-TEST(TensorParallelModel, RecomputationChangesNoBit) {
-    expect_same_bits(each({"--recompute"}, {"mlp", "attention", "norms", "block"}),
-                     {.config = toy(3), .tp = 3, .steps = 3});
-}
-
 // Rows of a product on their own have the bits that they have among all rows, but for a library's: with that the
 // losses are close.
 TEST(TensorParallelModel, OverlapChangesNoBit) {
@@ -67,6 +62,16 @@ TEST(TensorParallelModel, OverlapChangesNoBit) {
     const OwnGemm own;
     for (const Layout& how : {on_two, in_stages, layout(3, "--tp 3 --dp 2"), layout(2, "--tp 4 --dp 2")})
         expect_same_bits({"--tp-overlap on"}, how);
+}
+
+// ---- recomputation --------------------------------------------------------------------------------------------------
+
+// "none" is another run with the same seed.
+TEST(Recomputation, ChangesNoBit) {
+    Rows rows;
+    for (const Named<Recompute>& r : kNames<Recompute>) rows.push_back(std::string("--recompute ") + r.name);
+    for (const char* settings : {"--tp 3", "--dtype fp32", "--dtype bf16"})
+        expect_same_bits(rows, with({.config = toy(3)}, std::string("--steps 4 ") + settings));
 }
 
 // ---- parts of other architectures than a LLaMA's -----------------------------------------------------------------

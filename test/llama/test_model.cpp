@@ -207,44 +207,6 @@ TEST(Model, OverfitsOneBatch) {
     }
 }
 
-std::vector<float> weights_after(int steps, Recompute recompute, DType dtype) {
-    TestModel m(toy24(false, 2), 2, 11, dtype, recompute);
-    initialise_weights(m.table, 9, m.stream, m.zero);
-    for (int s = 1; s <= steps; ++s) {
-        m.train(random_batch(2, 11, unsigned(s)));
-        m.step(1e-3f, s);
-    }
-    std::vector<float> all;
-    for (const Tensor& t : m.table.tensors()) all.insert(all.end(), m.master(t), m.master(t) + t.size);
-    return all;
-}
-
-TEST(Model, SameSeedSameBitsAndRecomputationChangesNone) {
-    for (DType dtype : {DType::f32, DType::bf16}) {
-        const auto once = weights_after(4, Recompute::none, dtype);
-        EXPECT_EQ(once, weights_after(4, Recompute::none, dtype));
-        for (const Named<Recompute>& r : kNames<Recompute>) EXPECT_EQ(once, weights_after(4, r.value, dtype)) << r.name;
-        EXPECT_NE(once, weights_after(3, Recompute::none, dtype));
-    }
-}
-
-TEST(Model, ANonFiniteGradientLeavesTheStateAsItWas) {
-    TestModel m(toy24(false, 2), 1, 8);
-    initialise_weights(m.table, 5, m.stream, m.zero);
-    m.train(random_batch(1, 8, 1));
-    m.step(1e-3f, 1);
-    std::vector<float> before(m.master(m.table.embedding()), m.master(m.table.embedding()) + m.table.size());
-    m.train(random_batch(1, 8, 2));
-    static_cast<float*>(m.zero.grads.gradients(1))[3] = NAN;
-    m.step(1e-3f, 2);
-    EXPECT_FALSE(std::isfinite(*m.zero.optimizer.norm()));
-    EXPECT_TRUE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
-    m.train(random_batch(1, 8, 3));  // and the next step is a good one
-    m.step(1e-3f, 2);
-    EXPECT_TRUE(std::isfinite(*m.zero.optimizer.norm()));
-    EXPECT_FALSE(std::equal(before.begin(), before.end(), m.master(m.table.embedding())));
-}
-
 // ---- generation -----------------------------------------------------------------------------------------------------
 
 TEST(Generate, RowsThatKernelsCantReadAreRefusedByName) {

@@ -161,30 +161,31 @@ TEST_P(ZeroRanks, StagesAgreeOnStochasticRounding) {
     }
 }
 
+INSTANTIATE_TEST_SUITE_P(Ranks, ZeroRanks, testing::Values(3, 4));
+
 // As in PyTorch, where a skipped optimizer.step() leaves the state's step: the run continues as if the bad step
 // had not been, its bias correction included.
-TEST_P(ZeroRanks, ASkippedUpdateIsAsIfItHadNotBeen) {
-    for (const auto& [bad, algorithm] : {std::pair(1, "ring"), {4, "ring"}, {4, "symmetric"}}) {
-        const Layout base = with(base_, std::string("--collectives ") + algorithm);
-        Layout without = base, skips = base;
-        without.omitted = bad, skips.bad_step = bad;
-        const Outcome want = train(without);
-        EXPECT_EQ(want.updates, 9);
-        expect_rows(kStages, skips, [&, bad = bad](Outcome got) {
-            for (auto& norms : got.norms) {
-                ASSERT_EQ(norms.size(), 10u);
-                EXPECT_TRUE(std::isnan(norms[size_t(bad - 1)]));
-                norms.erase(norms.begin() + bad - 1);
-            }
-            EXPECT_EQ(got.norms, want.norms);
-            EXPECT_EQ(got.weights, want.weights);
-            EXPECT_EQ(got.updates, want.updates);
-            EXPECT_EQ(got.unequal, 0);
-        });
-    }
+TEST(Zero, ASkippedUpdateIsAsIfItHadNotBeen) {
+    for (const int ranks : {1, 3, 4})
+        for (const auto& [bad, algorithm] : {std::pair(1, "ring"), {4, "ring"}, {4, "symmetric"}}) {
+            const Layout base = with(data_ranks(ranks), std::string("--collectives ") + algorithm);
+            Layout without = base, skips = base;
+            without.omitted = bad, skips.bad_step = bad;
+            const Outcome want = train(without);
+            EXPECT_EQ(want.updates, 9);
+            expect_rows(kStages, skips, [&, bad = bad](Outcome got) {
+                for (auto& norms : got.norms) {
+                    ASSERT_EQ(norms.size(), 10u);
+                    EXPECT_TRUE(std::isnan(norms[size_t(bad - 1)]));
+                    norms.erase(norms.begin() + bad - 1);
+                }
+                EXPECT_EQ(got.norms, want.norms);
+                EXPECT_EQ(got.weights, want.weights);
+                EXPECT_EQ(got.updates, want.updates);
+                EXPECT_EQ(got.unequal, 0);
+            });
+        }
 }
-
-INSTANTIATE_TEST_SUITE_P(Ranks, ZeroRanks, testing::Values(3, 4));
 
 TEST(Zero, AccumulatedLocallyAllStagesGiveTheSameBits) {
     expect_same_bits(each(kSlicing, {"--accumulate-locally on"}), with(data_ranks(3), "--micro-batches 3"));
