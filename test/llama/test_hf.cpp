@@ -493,12 +493,6 @@ TEST_F(Resolve, AbsentRepoGetsTheCommandThatFetchesIt) {
     EXPECT_TRUE(says(error_of([] { resolve_model("org/Some-Model_1.5@evil"); }), "names no snapshot"));
 }
 
-TEST_F(HfTest, HugeTextFilesAreRefusedBeforeTheyAreRead) {
-    write("huge/config.json", "{");
-    std::filesystem::resize_file(path("huge/config.json"), uintmax_t(1) << 40);  // sparse
-    EXPECT_TRUE(says(error_of([&] { load_config(path("huge")); }), "1099511627776 bytes are too many"));
-}
-
 TEST_F(HfTest, OldPickleFilesAreExplained) {
     write("p/pytorch_model.bin", "");
     EXPECT_TRUE(says(error_of([&] { HfWeights(path("p"), ParamTable(hf_toy(true))); }), "save_pretrained"));
