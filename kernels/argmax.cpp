@@ -26,8 +26,8 @@ void argmax(Stream& stream, const Argmax& a) {
     check_size(op, "N", a.N, 0);
     check_size(op, "V", a.V, 1);
     check_size(op, "first", a.first, 0);
-    require(a.V <= INT32_MAX && a.first <= INT32_MAX - a.V, "%s: columns %lld to %lld; tokens are 32-bit", op,
-            (long long)a.first, (long long)(a.first + a.V));
+    require(a.V <= INT32_MAX && a.first <= INT32_MAX - a.V, "%s: columns %ld to %ld; tokens are 32-bit", op, a.first,
+            a.first + a.V);
     if (a.N == 0) return;
     check_pointer(op, "best", a.best, 4);
     check_pointer(op, "logits", a.logits, 16);

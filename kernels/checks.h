@@ -11,12 +11,12 @@ inline void check_pointer(const char* op, const char* name, const void* p, int64
     require(p != nullptr, "%s: %s is a null pointer; set every argument that the header does not call optional", op,
             name);
     require(reinterpret_cast<uintptr_t>(p) % uintptr_t(alignment) == 0,
-            "%s: %s is at %p, which is not a multiple of %lld bytes; start the tensor at an aligned offset", op, name,
-            p, (long long)alignment);
+            "%s: %s is at %p, which is not a multiple of %ld bytes; start the tensor at an aligned offset", op, name, p,
+            alignment);
 }
 
 inline void check_size(const char* op, const char* name, int64_t value, int64_t least) {
-    require(value >= least, "%s: %s is %lld; it must be at least %lld", op, name, (long long)value, (long long)least);
+    require(value >= least, "%s: %s is %ld; it must be at least %ld", op, name, value, least);
 }
 
 inline void check_grad_dtype(const char* op, DType grad, DType dtype) {

@@ -29,8 +29,8 @@ void copy_rows(Stream& stream, const CopyRows& a) {
     check_size(op, "rows", a.rows, 0);
     check_size(op, "columns", a.columns, 0);
     require(a.rows <= 1 || (a.stride >= a.columns && a.out_stride >= a.columns),
-            "%s: rows of %lld columns lie %lld and %lld elements apart: they overlap", op, (long long)a.columns,
-            (long long)a.stride, (long long)a.out_stride);
+            "%s: rows of %ld columns lie %ld and %ld elements apart: they overlap", op, a.columns, a.stride,
+            a.out_stride);
     if (a.rows == 0 || a.columns == 0) return;
     check_pointer(op, "out", a.out, size_of(a.out_dtype));
     check_pointer(op, "x", a.x, size_of(a.dtype));

@@ -94,8 +94,8 @@ namespace rz {
 void cross_entropy_cpu(const CrossEntropy& a) {
     for (int64_t n = 0; n < a.N; ++n)
         require((a.targets[n] >= 0 && a.targets[n] < a.V) || a.targets[n] == kIgnoreTarget,
-                "cross_entropy: target %d of row %lld is outside the vocabulary of %lld (%d is ignored)", a.targets[n],
-                (long long)n, (long long)a.V, kIgnoreTarget);
+                "cross_entropy: target %d of row %ld is outside the vocabulary of %ld (%d is ignored)", a.targets[n], n,
+                a.V, kIgnoreTarget);
     RZ_SIMD_CALL(cross_entropy, a);
 }
 
@@ -109,7 +109,7 @@ void cross_entropy(Stream& stream, const CrossEntropy& a) {
     const char* op = "cross_entropy";
     check_size(op, "N", a.N, 0);
     check_size(op, "V", a.V, 1);
-    require(a.V <= INT32_MAX, "%s: V is %lld; targets are 32-bit", op, (long long)a.V);
+    require(a.V <= INT32_MAX, "%s: V is %ld; targets are 32-bit", op, a.V);
     if (a.N == 0) return;
     check_pointer(op, "loss", a.loss, 4);
     check_pointer(op, "logits", a.logits, 16);

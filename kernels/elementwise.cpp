@@ -169,9 +169,8 @@ void reduce_add(Stream& stream, const ReduceAdd& a) {
 void sum_rows(Stream& stream, const SumRows& a) {
     check_size("sum_rows", "n", a.n, 0);
     check_size("sum_rows", "rows", a.rows, 1);
-    require(a.rows == 1 || a.stride >= a.n,
-            "sum_rows: rows of %lld elements are only %lld apart; they must not overlap", (long long)a.n,
-            (long long)a.stride);
+    require(a.rows == 1 || a.stride >= a.n, "sum_rows: rows of %ld elements are only %ld apart; they must not overlap",
+            a.n, a.stride);
     if (a.n == 0) return;
     check_pointer("sum_rows", "out", a.out, size_of(a.out_dtype));
     check_pointer("sum_rows", "x", a.x, size_of(a.dtype));

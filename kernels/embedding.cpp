@@ -55,14 +55,12 @@ namespace rz {
 int64_t embedding_plan(const int32_t* tokens, int64_t N, int64_t V, int32_t* rows, int32_t* starts, int32_t* ids) {
     check_size("embedding_plan", "N", N, 0);
     check_size("embedding_plan", "V", V, 1);
-    require(N <= INT32_MAX && V <= INT32_MAX, "embedding_plan: N %lld and V %lld must fit 32 bits", (long long)N,
-            (long long)V);
+    require(N <= INT32_MAX && V <= INT32_MAX, "embedding_plan: N %ld and V %ld must fit 32 bits", N, V);
     // Counting sort: stable, so a token's rows stay in ascending order.
     std::vector<int32_t> next(size_t(V) + 1, 0);
     for (int64_t n = 0; n < N; ++n) {
-        require(tokens[n] >= 0 && tokens[n] < V,
-                "embedding: token %d at position %lld is outside the vocabulary of %lld", tokens[n], (long long)n,
-                (long long)V);
+        require(tokens[n] >= 0 && tokens[n] < V, "embedding: token %d at position %ld is outside the vocabulary of %ld",
+                tokens[n], n, V);
         ++next[size_t(tokens[n]) + 1];
     }
     int64_t distinct = 0;
@@ -113,8 +111,7 @@ void embedding_backward(Stream& stream, const EmbeddingBackward& a) {
     check_size(op, "V", a.V, 1);
     check_size(op, "first", a.first, 0);
     require(a.distinct >= 0 && a.distinct <= a.N,
-            "%s: %lld distinct tokens among %lld rows; use what embedding_plan returned", op, (long long)a.distinct,
-            (long long)a.N);
+            "%s: %ld distinct tokens among %ld rows; use what embedding_plan returned", op, a.distinct, a.N);
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0 || a.distinct == 0) return;
     check_pointer(op, "dtable", a.dtable, 16);

@@ -54,11 +54,9 @@ void clip_scale_cpu(const ClipScale& a) {
 void sum_squares(Stream& stream, const SumSquares& a) {
     const char* op = "sum_squares";
     check_size(op, "n", a.n, 0);
-    require(a.block > 0 && a.block % 256 == 0, "%s: block is %lld; it must be a positive multiple of 256", op,
-            (long long)a.block);
+    require(a.block > 0 && a.block % 256 == 0, "%s: block is %ld; it must be a positive multiple of 256", op, a.block);
     require(a.at >= 0 && a.at < a.block && a.at * size_of(a.dtype) % 16 == 0,
-            "%s: x at %lld of a block of %lld; it must be in it, and at a multiple of 16 bytes", op, (long long)a.at,
-            (long long)a.block);
+            "%s: x at %ld of a block of %ld; it must be in it, and at a multiple of 16 bytes", op, a.at, a.block);
     if (a.n == 0) return;
     check_pointer(op, "partial", a.partial, 8);
     check_pointer(op, "x", a.x, 16);

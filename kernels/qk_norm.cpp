@@ -211,11 +211,10 @@ static void check_norm(const char* op, const QkNorm& a) {
     check_size(op, "heads", a.heads, 1);
     check_size(op, "kv_heads", a.kv_heads, 1);
     check_size(op, "first_position", a.first_position, 0);
-    require(a.D > 0 && a.D % 2 == 0 && a.D <= kMaxQkNormDim, "%s: D is %lld; it must be even and at most %lld", op,
-            (long long)a.D, (long long)kMaxQkNormDim);
+    require(a.D > 0 && a.D % 2 == 0 && a.D <= kMaxQkNormDim, "%s: D is %ld; it must be even and at most %ld", op, a.D,
+            kMaxQkNormDim);
     require(a.row_stride >= checked_mul(a.heads + a.kv_heads, a.D, "qk_norm: heads x D"),
-            "%s: row_stride %lld is less than the heads x D = %lld x %lld", op, (long long)a.row_stride,
-            (long long)(a.heads + a.kv_heads), (long long)a.D);
+            "%s: row_stride %ld is less than the heads x D = %ld x %ld", op, a.row_stride, a.heads + a.kv_heads, a.D);
     require(a.eps > 0, "%s: eps is %g; it must be positive, or a head of zeros divides by zero", op, double(a.eps));
     check_pointer(op, "wq", a.wq, size_of(a.dtype));
     check_pointer(op, "wk", a.wk, size_of(a.dtype));
@@ -225,8 +224,7 @@ static void check_norm(const char* op, const QkNorm& a) {
     check_size(op, "ranks", a.ranks, 1);
     check_size(op, "sharers", a.sharers, 1);
     require(checked_mul(a.kv_heads, a.ranks, "qk_norm: kv_heads x ranks") % a.sharers == 0,
-            "%s: %lld ranks of %lld key heads, each with %lld sharers", op, (long long)a.ranks, (long long)a.kv_heads,
-            (long long)a.sharers);
+            "%s: %ld ranks of %ld key heads, each with %ld sharers", op, a.ranks, a.kv_heads, a.sharers);
 }
 
 void qk_sums(Stream& stream, const QkSums& a) {
@@ -262,9 +260,8 @@ void qk_norm_backward(Stream& stream, const QkNormBackward& a) {
     check_pointer(op, "scratch", a.scratch, 16);
     require(!a.dots == !a.norm.squares, "%s: squares and dots are needed, or neither", op);
     if (a.dots) check_pointer(op, "dots", a.dots, 8);
-    require(!a.amax || a.norm.row_stride % a.norm.D == 0,
-            "%s: with amax, row_stride %lld must be a multiple of D = %lld", op, (long long)a.norm.row_stride,
-            (long long)a.norm.D);
+    require(!a.amax || a.norm.row_stride % a.norm.D == 0, "%s: with amax, row_stride %ld must be a multiple of D = %ld",
+            op, a.norm.row_stride, a.norm.D);
     stream.run(a, qk_norm_backward_cpu, RZ_CUDA_OP(qk_norm_backward_cuda));
 }
 

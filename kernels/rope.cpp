@@ -58,13 +58,12 @@ void rope(Stream& stream, const Rope& a) {
     check_size(op, "T", a.T, 1);
     check_size(op, "heads", a.heads, 0);
     check_size(op, "first_position", a.first_position, 0);
-    require(a.D > 0 && a.D % 2 == 0, "%s: D is %lld; elements are rotated in pairs, so it must be even and positive",
-            op, (long long)a.D);
+    require(a.D > 0 && a.D % 2 == 0, "%s: D is %ld; elements are rotated in pairs, so it must be even and positive", op,
+            a.D);
     require(a.row_stride >= checked_mul(a.heads, a.D, "rope: heads x D"),
-            "%s: row_stride %lld is less than heads x D = %lld x %lld", op, (long long)a.row_stride, (long long)a.heads,
-            (long long)a.D);
-    require(!a.amax || a.row_stride % a.D == 0, "%s: with amax, row_stride %lld must be a multiple of D = %lld", op,
-            (long long)a.row_stride, (long long)a.D);
+            "%s: row_stride %ld is less than heads x D = %ld x %ld", op, a.row_stride, a.heads, a.D);
+    require(!a.amax || a.row_stride % a.D == 0, "%s: with amax, row_stride %ld must be a multiple of D = %ld", op,
+            a.row_stride, a.D);
     if (a.N == 0 || a.heads == 0) return;
     check_pointer(op, "x", a.x, 16);
     check_pointer(op, "cos_table", a.cos_table, 4);
@@ -106,7 +105,7 @@ double rope_attention_factor(const RopeScaling& s) {
 }
 
 std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const RopeScaling& scaling, int64_t positions) {
-    require(D > 0 && D % 2 == 0, "rope: head dimension %lld; it must be even and positive", (long long)D);
+    require(D > 0 && D % 2 == 0, "rope: head dimension %ld; it must be even and positive", D);
     require(std::isfinite(theta) && theta > 0, "rope: theta is %g; it must be positive (LLaMA uses 10000 or 500000)",
             theta);
     require(scaling.factor > 0, "rope scaling: factor is %g; it must be positive (1 means none)", scaling.factor);
@@ -115,8 +114,8 @@ std::vector<double> rope_inverse_frequencies(int64_t D, double theta, const Rope
             scaling.low_freq_factor > 0 && scaling.high_freq_factor > scaling.low_freq_factor,
             "rope scaling: low_freq_factor %g and high_freq_factor %g; it must be 0 < low < high (Llama 3.1: 1 and 4)",
             scaling.low_freq_factor, scaling.high_freq_factor);
-        require(scaling.original_max_position > 0, "rope scaling: original_max_position is %lld; it must be positive",
-                (long long)scaling.original_max_position);
+        require(scaling.original_max_position > 0, "rope scaling: original_max_position is %ld; it must be positive",
+                scaling.original_max_position);
     }
     if (scaling.kind == RopeKind::dynamic && scaling.factor != 1 && positions > scaling.original_max_position) {
         const double times = double(positions) / double(scaling.original_max_position);

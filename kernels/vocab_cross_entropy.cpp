@@ -102,8 +102,8 @@ void vocab_softmax_cpu(const VocabSoftmax& a) { RZ_SIMD_CALL(vocab_softmax, a); 
 void vocab_cross_entropy_cpu(const VocabCrossEntropy& a) {
     for (int64_t n = 0; n < a.N; ++n)
         require((a.targets[n] >= 0 && a.targets[n] < a.vocab) || a.targets[n] == kIgnoreTarget,
-                "vocab_cross_entropy: target %d of row %lld is outside the vocabulary of %lld (%d is ignored)",
-                a.targets[n], (long long)n, (long long)a.vocab, kIgnoreTarget);
+                "vocab_cross_entropy: target %d of row %ld is outside the vocabulary of %ld (%d is ignored)",
+                a.targets[n], n, a.vocab, kIgnoreTarget);
     RZ_SIMD_CALL(vocab_cross_entropy, a);
 }
 
@@ -120,8 +120,7 @@ static void check_columns(const char* op, int64_t N, int64_t V, int64_t first) {
     check_size(op, "N", N, 0);
     check_size(op, "V", V, 1);
     check_size(op, "first", first, 0);
-    require(first <= INT32_MAX - V, "%s: columns %lld to %lld; targets are 32-bit", op, (long long)first,
-            (long long)(first + V));
+    require(first <= INT32_MAX - V, "%s: columns %ld to %ld; targets are 32-bit", op, first, first + V);
 }
 
 void vocab_softmax(Stream& stream, const VocabSoftmax& a) {
@@ -149,8 +148,8 @@ void vocab_cross_entropy(Stream& stream, const VocabCrossEntropy& a) {
     const char* op = "vocab_cross_entropy";
     check_columns(op, a.N, a.V, a.first);
     check_size(op, "parts", a.parts, 1);
-    require(a.vocab >= a.first + a.V && a.vocab <= INT32_MAX, "%s: columns %lld to %lld of a vocabulary of %lld", op,
-            (long long)a.first, (long long)(a.first + a.V), (long long)a.vocab);
+    require(a.vocab >= a.first + a.V && a.vocab <= INT32_MAX, "%s: columns %ld to %ld of a vocabulary of %ld", op,
+            a.first, a.first + a.V, a.vocab);
     if (a.N == 0) return;
     check_pointer(op, "loss", a.loss, 4);
     check_pointer(op, "logits", a.logits, 16);

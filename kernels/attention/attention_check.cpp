@@ -113,12 +113,11 @@ void require_attention(const AttentionNumbers& found, const AttentionNumbers& cp
             const double off = std::abs(double(x[i]) - double(y[i]));
             worst = std::isnan(off) ? INFINITY : std::max(worst, off);
         }
-        require(
-            worst <= allowed * largest,
-            "attention on %s: %s differs from the CPU's by %.3g of its largest value, roundings explain %.3g (%s, "
-            "head dimension %lld)\n  build the program for this GPU (make SM=...; kernels/README.md); if it is, the "
-            "GPU computes wrongly",
-            where.c_str(), name, worst / largest, allowed, name_of(s.dtype), (long long)s.D);
+        require(worst <= allowed * largest,
+                "attention on %s: %s differs from the CPU's by %.3g of its largest value, roundings explain %.3g (%s, "
+                "head dimension %ld)\n  build the program for this GPU (make SM=...; kernels/README.md); if it is, the "
+                "GPU computes wrongly",
+                where.c_str(), name, worst / largest, allowed, name_of(s.dtype), s.D);
     };
     compare("o", found.o, cpu.o);
     compare("the log-sum-exp", found.lse, cpu.lse);

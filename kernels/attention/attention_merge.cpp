@@ -37,8 +37,7 @@ void attention_merge(Stream& stream, const AttentionMerge& a) {
     const char* op = "attention_merge";
     for (const auto& [name, n] : {std::pair("B", a.B), {"T", a.T}, {"H", a.H}, {"D", a.D}}) check_size(op, name, n, 0);
     const int64_t row = checked_mul(checked_mul(a.T, a.H, "attention_merge: T x H"), a.D, "attention_merge: row");
-    require(a.B <= 1 || (a.o_batch >= row && a.part_batch >= row), "%s: sequences of %lld elements overlap", op,
-            (long long)row);
+    require(a.B <= 1 || (a.o_batch >= row && a.part_batch >= row), "%s: sequences of %ld elements overlap", op, row);
     if (a.B == 0 || row == 0) return;
     check_pointer(op, "o", a.o, 4);
     check_pointer(op, "lse", a.lse, 4);

@@ -51,14 +51,14 @@ std::string attention_products(const AttentionShape& s, int capability, int64_t 
     if (!keeps_scores(s, capability)) return "";
     const int64_t heads = kept_key_heads(s, kept), all = s.B * s.K, fit = kept_key_heads(s, kMostKept);
     if (heads > 0)
-        return format("five products, the score gradients of %lld of %lld key heads at a time in %s", (long long)heads,
-                      (long long)all, human_bytes(kept).c_str());
+        return format("five products, the score gradients of %ld of %ld key heads at a time in %s", heads, all,
+                      human_bytes(kept).c_str());
     if (fit == 0)
         return format("seven products; the score gradients of a key head would take %s",
                       human_bytes(kept_bytes_of_key_head(s)).c_str());
     if (attention_kept_bytes(s, capability) == 0)
-        return format("seven products; the score gradients of %lld of %lld key heads fit, too little work at a time",
-                      (long long)fit, (long long)all);
+        return format("seven products; the score gradients of %ld of %ld key heads fit, too little work at a time", fit,
+                      all);
     return "seven products; chunks of sequences keep no score gradients";
 }
 
@@ -66,20 +66,20 @@ static void check_shape(const char* op, const AttentionShape& s) {
     check_size(op, "B", s.B, 0);
     check_size(op, "Tq", s.Tq, 0);
     check_size(op, "K (key/value heads)", s.K, 1);
-    require(s.H >= s.K && s.H % s.K == 0, "%s: %lld query heads over %lld key/value heads; H must be a multiple of K",
-            op, (long long)s.H, (long long)s.K);
-    require(s.D > 0 && s.D % 2 == 0 && s.D <= kMaxHeadDim, "%s: head dimension %lld; it must be even and at most %lld",
-            op, (long long)s.D, (long long)kMaxHeadDim);
-    require(s.q_at >= 0 || s.Tk >= s.Tq, "%s: %lld queries but %lld keys; every query needs a key at its own position",
-            op, (long long)s.Tq, (long long)s.Tk);
+    require(s.H >= s.K && s.H % s.K == 0, "%s: %ld query heads over %ld key/value heads; H must be a multiple of K", op,
+            s.H, s.K);
+    require(s.D > 0 && s.D % 2 == 0 && s.D <= kMaxHeadDim, "%s: head dimension %ld; it must be even and at most %ld",
+            op, s.D, kMaxHeadDim);
+    require(s.q_at >= 0 || s.Tk >= s.Tq, "%s: %ld queries but %ld keys; every query needs a key at its own position",
+            op, s.Tq, s.Tk);
     require(s.offset() >= 0 && s.k_at >= 0 && (s.Tk > 0 || s.Tq == 0),
-            "%s: queries from position %lld on and keys from %lld on; no query may come before the keys", op,
-            (long long)s.q_at, (long long)s.k_at);
+            "%s: queries from position %ld on and keys from %ld on; no query may come before the keys", op, s.q_at,
+            s.k_at);
     require(s.scale > 0, "%s: scale is %g; it must be positive (1 / sqrt(D) is %g)", op, double(s.scale),
             1 / __builtin_sqrt(double(s.D)));
     const auto check_stride = [&](const char* name, int64_t stride, int64_t heads) {
-        require(stride >= heads * s.D, "%s: %s is %lld, less than its %lld heads of %lld elements", op, name,
-                (long long)stride, (long long)heads, (long long)s.D);
+        require(stride >= heads * s.D, "%s: %s is %ld, less than its %ld heads of %ld elements", op, name, stride,
+                heads, s.D);
     };
     check_stride("q_row", s.q_row, s.H);
     check_stride("kv_row", s.kv_row, s.K);
@@ -133,9 +133,9 @@ std::string attention_advice(DType dtype, int64_t D) {
     for (const int64_t c : kCovered)
         if (std::abs(c - D) < std::abs(nearest - D)) nearest = c;
     return format(
-        "head dimension %lld has no tensor-core kernel (64, 80, 96, 128 have; nearest: %lld), so attention runs on the "
+        "head dimension %ld has no tensor-core kernel (64, 80, 96, 128 have; nearest: %ld), so attention runs on the "
         "scalar units: at an H100's peaks 67 TFLOP/s instead of 989 (a prediction)",
-        (long long)D, (long long)nearest);
+        D, nearest);
 }
 
 void attention_backward(Stream& stream, const AttentionBackward& a) {

@@ -22,8 +22,8 @@ double balance(const WorkOrder& order, const WorkShape& shape) {
 }
 
 WorkOrder choose_work_order(const WorkShape& shape, int blocks, int64_t l2_bytes) {
-    require(shape.heads * shape.tiles < int64_t(1) << 30, "attention: %lld heads of %lld tiles are too many",
-            (long long)shape.heads, (long long)shape.tiles);
+    require(shape.heads * shape.tiles < int64_t(1) << 30, "attention: %ld heads of %ld tiles are too many", shape.heads,
+            shape.tiles);
     const int heads = int(shape.heads), together = int(shape.together), tiles = int(shape.tiles);
     const int64_t fit = std::max<int64_t>(1, l2_bytes / 2 / std::max<int64_t>(1, shape.bytes));
     const int groups = heads / together, most = int(std::min<int64_t>(groups, fit));

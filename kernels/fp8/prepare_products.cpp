@@ -19,14 +19,12 @@ T* within(T* address) {
 }
 
 std::string text_of(const Gemm& g) {
-    return format("%s %s %d %d %d %d %lld %lld %lld %lld %lld %lld", name_of(g.dtype), name_of(g.c_dtype), g.trans_a,
-                  g.trans_b, g.beta != 0, g.bias != nullptr, (long long)g.M, (long long)g.N, (long long)g.K,
-                  (long long)g.lda, (long long)g.ldb, (long long)g.ldc);
+    return format("%s %s %d %d %d %d %ld %ld %ld %ld %ld %ld", name_of(g.dtype), name_of(g.c_dtype), g.trans_a,
+                  g.trans_b, g.beta != 0, g.bias != nullptr, g.M, g.N, g.K, g.lda, g.ldb, g.ldc);
 }
 template <class G>
 std::string sizes(const G& g) {
-    return format("%s %d %lld %lld %lld", name_of(g.c_dtype), g.beta != 0, (long long)g.M, (long long)g.N,
-                  (long long)g.K);
+    return format("%s %d %ld %ld %ld", name_of(g.c_dtype), g.beta != 0, g.M, g.N, g.K);
 }
 std::string text_of(const Fp8Gemm& g) {
     return format("fp8 %s %s %d ", name_of(g.a_type), name_of(g.b_type), g.fast_accumulation) + sizes(g);

@@ -13,8 +13,8 @@ namespace rz {
 template <class G>
 bool check_fp8_product(const char* op, const G& g, int64_t multiple, const void* a_scale, const void* b_scale) {
     for (const auto& [name, value] : {std::pair("M", g.M), {"N", g.N}, {"K", g.K}})
-        require(value >= 0 && value % multiple == 0, "%s: %s is %lld; fp8 products need a multiple of %lld", op, name,
-                (long long)value, (long long)multiple);
+        require(value >= 0 && value % multiple == 0, "%s: %s is %ld; fp8 products need a multiple of %ld", op, name,
+                value, multiple);
     require(g.c_dtype != DType::f16, "%s: C is fp16; it must be bf16 or fp32", op);
     if (g.M == 0 || g.N == 0) return false;
     require(g.K > 0, "%s: K is 0", op);

@@ -54,8 +54,7 @@ void transpose8_cpu(const Transpose8& a) {
 
 static void check_sides(const char* op, int64_t rows, int64_t columns) {
     require(rows >= 0 && columns >= 0 && rows % 16 == 0 && columns % 16 == 0,
-            "%s: %lld x %lld; both must be multiples of 16, as fp8 products need", op, (long long)rows,
-            (long long)columns);
+            "%s: %ld x %ld; both must be multiples of 16, as fp8 products need", op, rows, columns);
 }
 
 void abs_max(Stream& stream, const AbsMax& a) {
@@ -71,8 +70,7 @@ void quantise(Stream& stream, const Quantise& a) {
     const char* op = "quantise";
     if (a.y_t) check_sides(op, a.rows, a.columns);
     require(a.rows >= 0 && a.columns >= 0 && a.rows * a.columns % 16 == 0,
-            "%s: %lld x %lld elements; their number must be a multiple of 16", op, (long long)a.rows,
-            (long long)a.columns);
+            "%s: %ld x %ld elements; their number must be a multiple of 16", op, a.rows, a.columns);
     if (a.rows == 0 || a.columns == 0) return;
     check_pointer(op, "scale", a.scale, 16);
     check_pointer(op, "x", a.x, 16);

@@ -45,8 +45,7 @@ void quantise_blocks_cpu(const QuantiseBlocks& a) {
 void quantise_blocks(Stream& stream, const QuantiseBlocks& a) {
     const char* op = "quantise_blocks";
     require(a.rows >= 0 && a.columns >= 0 && a.rows % kFp8Tile == 0 && a.columns % kFp8Tile == 0,
-            "%s: %lld x %lld; both must be multiples of %lld", op, (long long)a.rows, (long long)a.columns,
-            (long long)kFp8Tile);
+            "%s: %ld x %ld; both must be multiples of %ld", op, a.rows, a.columns, kFp8Tile);
     if (a.rows == 0 || a.columns == 0) return;
     check_pointer(op, "x", a.x, 16);
     require(a.y || a.y_t, "%s: neither y nor y_t is set; set at least one", op);

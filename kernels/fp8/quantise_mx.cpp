@@ -36,8 +36,7 @@ void quantise_mx_cpu(const QuantiseMx& a) {
 void quantise_mx(Stream& stream, const QuantiseMx& a) {
     const char* op = "quantise_mx";
     require(a.rows >= 0 && a.columns >= 0 && a.rows % kMxMultiple == 0 && a.columns % kMxMultiple == 0,
-            "%s: %lld x %lld; both must be multiples of %lld", op, (long long)a.rows, (long long)a.columns,
-            (long long)kMxMultiple);
+            "%s: %ld x %ld; both must be multiples of %ld", op, a.rows, a.columns, kMxMultiple);
     if (a.rows == 0 || a.columns == 0) return;
     check_pointer(op, "x", a.x, 16);
     require(a.y || a.y_t, "%s: neither y nor y_t is set; set at least one", op);

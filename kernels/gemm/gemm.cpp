@@ -196,9 +196,8 @@ void gemm(Stream& stream, const Gemm& a) {
     const Gemm g = with_strides(a);
     const auto check_stride = [&](const char* name, int64_t stride, int64_t width) {
         require(stride >= width,
-                "%s: %s is %lld but a row holds %lld elements (M=%lld N=%lld K=%lld, trans_a=%d trans_b=%d)", op, name,
-                (long long)stride, (long long)width, (long long)g.M, (long long)g.N, (long long)g.K, g.trans_a,
-                g.trans_b);
+                "%s: %s is %ld but a row holds %ld elements (M=%ld N=%ld K=%ld, trans_a=%d trans_b=%d)", op, name,
+                stride, width, g.M, g.N, g.K, g.trans_a, g.trans_b);
     };
     check_stride("lda", g.lda, g.trans_a ? g.M : g.K);
     check_stride("ldb", g.ldb, g.trans_b ? g.K : g.N);

@@ -149,8 +149,8 @@ class WordsForACrash {
 };
 
 Plan make_plan(const Gemm& g) {
-    require(has_room_for_code(), "gemm: out of memory before oneDNN plans a product (M=%lld N=%lld K=%lld)",
-            (long long)g.M, (long long)g.N, (long long)g.K);
+    require(has_room_for_code(), "gemm: out of memory before oneDNN plans a product (M=%ld N=%ld K=%ld)", g.M, g.N,
+            g.K);
     Plan plan;
     plan.a = {{g.M, g.K}, type_of(g.dtype), g.trans_a ? dnnl::memory::dims{1, g.lda} : dnnl::memory::dims{g.lda, 1}};
     plan.b = {{g.K, g.N}, type_of(g.dtype), g.trans_b ? dnnl::memory::dims{1, g.ldb} : dnnl::memory::dims{g.ldb, 1}};
@@ -164,8 +164,7 @@ Plan make_plan(const Gemm& g) {
     } catch (const dnnl::error& error) {
         // Only what oneDNN does not offer is left to our own loops, which round otherwise.
         require(error.status != dnnl_out_of_memory,
-                "gemm: oneDNN: out of memory while it plans a product (M=%lld N=%lld K=%lld)", (long long)g.M,
-                (long long)g.N, (long long)g.K);
+                "gemm: oneDNN: out of memory while it plans a product (M=%ld N=%ld K=%ld)", g.M, g.N, g.K);
         plan.matmul = {};
     }
     return plan;
@@ -201,8 +200,7 @@ bool gemm_dnnl(const Gemm& g) {
     if (g.dtype == DType::f16 || g.c_dtype == DType::f16) return false;
     if (g.N == 1 && g.ldc != 1) return false;               // oneDNN 3.7 writes between the rows of such a C
     if (g.M == 1 && g.trans_a && g.lda != 1) return false;  // and reads such an A as if lda were 1
-    require(g.a && g.b && g.c, "gemm: a null pointer (M=%lld N=%lld K=%lld)", (long long)g.M, (long long)g.N,
-            (long long)g.K);
+    require(g.a && g.b && g.c, "gemm: a null pointer (M=%ld N=%ld K=%ld)", g.M, g.N, g.K);
     const WordsForACrash guard;
     thread_local PlanCache cache;
     const std::shared_ptr<const Plan> plan = cache.find(g);
@@ -228,7 +226,7 @@ bool gemm_dnnl(const Gemm& g) {
         plan->matmul.execute(stream, arguments);
         stream.wait();
     } catch (const dnnl::error& error) {
-        fail("gemm: oneDNN: %s (M=%lld N=%lld K=%lld)", error.what(), (long long)g.M, (long long)g.N, (long long)g.K);
+        fail("gemm: oneDNN: %s (M=%ld N=%ld K=%ld)", error.what(), g.M, g.N, g.K);
     }
     return true;
 }

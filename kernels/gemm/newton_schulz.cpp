@@ -76,8 +76,8 @@ double newton_schulz_flops(Device device, int64_t rows, int64_t cols, int steps)
 }
 
 void gemm_symmetric(Stream& stream, const Gemm& whole) {
-    require(whole.M == whole.N && whole.dtype == whole.c_dtype, "gemm_symmetric: C is %lld x %lld, %s; op(A) is %s",
-            (long long)whole.M, (long long)whole.N, name_of(whole.c_dtype), name_of(whole.dtype));
+    require(whole.M == whole.N && whole.dtype == whole.c_dtype, "gemm_symmetric: C is %ld x %ld, %s; op(A) is %s",
+            whole.M, whole.N, name_of(whole.c_dtype), name_of(whole.dtype));
     const int64_t n = whole.M, part = symmetric_rows(stream.device(), n), e = size_of(whole.dtype);
     Gemm g = whole;
     if (g.lda == 0) g.lda = g.trans_a ? n : g.K;

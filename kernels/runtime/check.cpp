@@ -128,14 +128,14 @@ std::string printable_line(std::string_view text) {
 int64_t checked_mul(int64_t a, int64_t b, const char* what) {
     int64_t out = 0;
     if (a < 0 || b < 0 || __builtin_mul_overflow(a, b, &out))
-        fail("%s: %lld x %lld does not fit a 64-bit size", what, (long long)a, (long long)b);
+        fail("%s: %ld x %ld does not fit a 64-bit size", what, a, b);
     return out;
 }
 
 int64_t checked_add(int64_t a, int64_t b, const char* what) {
     int64_t out = 0;
     if (a < 0 || b < 0 || __builtin_add_overflow(a, b, &out))
-        fail("%s: %lld + %lld does not fit a 64-bit size", what, (long long)a, (long long)b);
+        fail("%s: %ld + %ld does not fit a 64-bit size", what, a, b);
     return out;
 }
 
@@ -147,7 +147,7 @@ std::string human_bytes(int64_t bytes) {
         value /= 1024;
         ++unit;
     }
-    return unit == 0 ? format("%lld B", (long long)bytes) : format("%.*f %s", value < 10 ? 2 : 1, value, kUnits[unit]);
+    return unit == 0 ? format("%ld B", bytes) : format("%.*f %s", value < 10 ? 2 : 1, value, kUnits[unit]);
 }
 
 }  // namespace rz

@@ -411,8 +411,8 @@ void Stream::plan(const OpCall& op) {
     if (!machine.cost || !(op.type || op.label)) return;
     const Ticks time = machine.cost(op, *this);
     require(time >= 0 && !__builtin_add_overflow(clock_, time, &clock_),
-            "stream '%s': %s costs %lld ticks, from %lld on: a cost is not negative, and clocks end at 2^63",
-            name_.c_str(), op.name().c_str(), (long long)time, (long long)clock_);
+            "stream '%s': %s costs %ld ticks, from %ld on: a cost is not negative, and clocks end at 2^63",
+            name_.c_str(), op.name().c_str(), time, clock_);
 }
 
 void Stream::end_op(const Event& start, const OpCall& op) { op_timer_->add(op.name(), start, record(true)); }

@@ -183,7 +183,7 @@ Buffer Buffer::host_for(Device device, int64_t bytes, MemKind kind, std::string 
 
 Buffer::Buffer(Device device, bool pinned, int64_t bytes, MemKind kind, std::string name)
     : bytes_(bytes), device_(device), pinned_(pinned), kind_(kind), name_(std::move(name)) {
-    require(bytes >= 0, "buffer '%s': negative size %lld", name_.c_str(), (long long)bytes);
+    require(bytes >= 0, "buffer '%s': negative size %ld", name_.c_str(), bytes);
     if (bytes == 0) return;
 #ifdef RZ_CUDA
     if (device.is_cuda()) {
