@@ -127,24 +127,22 @@ void adamw_cpu(const AdamW& a) {
 
 void adamw(Stream& stream, const AdamW& a) {
     const char* op = "adamw";
-    check_size(op, "n", a.n, 0);
-    check_size(op, "step (1 is the first)", a.step, 1);
-    check_size(op, "segments", a.segments, 1);
-    check_size(op, "first", a.first, 0);
+    check_sizes(
+        op, {{"n", a.n, 0}, {"step (1 is the first)", a.step, 1}, {"segments", a.segments, 1}, {"first", a.first, 0}});
     require(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
             "%s: beta1 %g and beta2 %g; both must be in [0, 1) (0.9 and 0.95 are usual)", op, double(a.beta1),
             double(a.beta2));
     require(a.eps > 0, "%s: eps is %g; it must be positive, or an element that never had a gradient divides by zero",
             op, double(a.eps));
     if (a.n == 0) return;
-    check_pointer(op, "param", a.param, size_of(a.param_dtype));
-    check_pointer(op, "master", a.master, size_of(a.master_dtype));
-    check_pointer(op, "m", a.m, size_of(a.adam_dtype));
-    check_pointer(op, "v", a.v, size_of(a.adam_dtype));
-    check_pointer(op, "grad", a.grad, size_of(a.grad_dtype));
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
-    check_pointer(op, "segment_end", a.segment_end, 8);
-    check_pointer(op, "decays", a.decays);
+    check_pointers(op, {{"param", a.param, size_of(a.param_dtype)},
+                        {"master", a.master, size_of(a.master_dtype)},
+                        {"m", a.m, size_of(a.adam_dtype)},
+                        {"v", a.v, size_of(a.adam_dtype)},
+                        {"grad", a.grad, size_of(a.grad_dtype)},
+                        {"grad_scale", a.grad_scale},
+                        {"segment_end", a.segment_end},
+                        {"decays", a.decays}});
     if (a.correction) check_pointer(op, "correction", a.correction, 8);
     require(a.master_dtype != DType::f16 && a.adam_dtype != DType::f16,
             "%s: masters are %s, moments %s; they may be fp32 or bf16", op, name_of(a.master_dtype),

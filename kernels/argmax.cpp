@@ -23,14 +23,11 @@ void argmax_cpu(const Argmax& a) {
 
 void argmax(Stream& stream, const Argmax& a) {
     const char* op = "argmax";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "V", a.V, 1);
-    check_size(op, "first", a.first, 0);
+    check_sizes(op, {{"N", a.N, 0}, {"V", a.V, 1}, {"first", a.first, 0}});
     require(a.V <= INT32_MAX && a.first <= INT32_MAX - a.V, "%s: columns %ld to %ld; tokens are 32-bit", op, a.first,
             a.first + a.V);
     if (a.N == 0) return;
-    check_pointer(op, "best", a.best, 4);
-    check_pointer(op, "logits", a.logits, 16);
+    check_pointers(op, {{"best", a.best}, {"logits", a.logits, 16}});
     stream.run(a, argmax_cpu, RZ_CUDA_OP(argmax_cuda));
 }
 

@@ -48,12 +48,7 @@ void add_bias(const AddBias& a) {
 }
 
 void bias_backward(const BiasBackward& a) {
-    with_dtype(a.dtype, [&]<class T>() {
-        if (a.grad_dtype == DType::f32)
-            bias_backward_t<T, float>(a);
-        else
-            bias_backward_t<T, T>(a);
-    });
+    with_grad_dtype(a.dtype, a.grad_dtype, [&]<class T, class G>() { bias_backward_t<T, G>(a); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -70,23 +65,18 @@ void bias_backward_cpu(const BiasBackward& a) { RZ_SIMD_CALL(bias_backward, a); 
 
 void add_bias(Stream& stream, const AddBias& a) {
     const char* op = "add_bias";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}});
     if (a.N == 0) return;
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "bias", a.bias, 16);
+    check_pointers(op, {{"x", a.x, 16}, {"bias", a.bias, 16}});
     stream.run(a, add_bias_cpu, RZ_CUDA_OP(add_bias_cuda));
 }
 
 void bias_backward(Stream& stream, const BiasBackward& a) {
     const char* op = "bias_backward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}});
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0) return;
-    check_pointer(op, "dbias", a.dbias, 16);
-    check_pointer(op, "dy", a.dy, 16);
-    check_pointer(op, "scratch", a.scratch, 16);
+    check_pointers(op, {{"dbias", a.dbias, 16}, {"dy", a.dy, 16}, {"scratch", a.scratch, 16}});
     stream.run(a, bias_backward_cpu, RZ_CUDA_OP(bias_backward_cuda));
 }
 

@@ -15,9 +15,7 @@ void bias_correction_cpu(const BiasCorrection& a) {
 
 void bias_correction(Stream& stream, const BiasCorrection& a) {
     const char* op = "bias_correction";
-    check_pointer(op, "updates", a.updates, 8);
-    check_pointer(op, "correction", a.correction, 8);
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    check_pointers(op, {{"updates", a.updates}, {"correction", a.correction}, {"grad_scale", a.grad_scale}});
     require(a.beta1 >= 0 && a.beta1 < 1 && a.beta2 >= 0 && a.beta2 < 1,
             "%s: beta1 %g and beta2 %g; both must be in [0, 1)", op, a.beta1, a.beta2);
     stream.run(a, bias_correction_cpu, RZ_CUDA_OP(bias_correction_cuda));

@@ -26,14 +26,12 @@ void copy_rows_cpu(const CopyRows& a) {
 
 void copy_rows(Stream& stream, const CopyRows& a) {
     const char* op = "copy_rows";
-    check_size(op, "rows", a.rows, 0);
-    check_size(op, "columns", a.columns, 0);
+    check_sizes(op, {{"rows", a.rows, 0}, {"columns", a.columns, 0}});
     require(a.rows <= 1 || (a.stride >= a.columns && a.out_stride >= a.columns),
             "%s: rows of %ld columns lie %ld and %ld elements apart: they overlap", op, a.columns, a.stride,
             a.out_stride);
     if (a.rows == 0 || a.columns == 0) return;
-    check_pointer(op, "out", a.out, size_of(a.out_dtype));
-    check_pointer(op, "x", a.x, size_of(a.dtype));
+    check_pointers(op, {{"out", a.out, size_of(a.out_dtype)}, {"x", a.x, size_of(a.dtype)}});
     stream.run(a, copy_rows_cpu, RZ_CUDA_OP(copy_rows_cuda));
 }
 

@@ -107,13 +107,10 @@ void sum_f32_cpu(const SumF32& a) {
 
 void cross_entropy(Stream& stream, const CrossEntropy& a) {
     const char* op = "cross_entropy";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "V", a.V, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"V", a.V, 1}});
     require(a.V <= INT32_MAX, "%s: V is %ld; targets are 32-bit", op, a.V);
     if (a.N == 0) return;
-    check_pointer(op, "loss", a.loss, 4);
-    check_pointer(op, "logits", a.logits, 16);
-    check_pointer(op, "targets", a.targets, 4);
+    check_pointers(op, {{"loss", a.loss}, {"logits", a.logits, 16}, {"targets", a.targets}});
     if (a.z > 0) check_pointer(op, "z_loss", a.z_loss, 4);
     stream.run(a, cross_entropy_cpu, RZ_CUDA_OP(cross_entropy_cuda));
 }
@@ -121,8 +118,7 @@ void cross_entropy(Stream& stream, const CrossEntropy& a) {
 void sum_f32(Stream& stream, const SumF32& a) {
     check_size("sum_f32", "n", a.n, 0);
     if (a.n == 0) return;
-    check_pointer("sum_f32", "out", a.out, 8);
-    check_pointer("sum_f32", "x", a.x, 4);
+    check_pointers("sum_f32", {{"out", a.out}, {"x", a.x}});
     stream.run(a, sum_f32_cpu, RZ_CUDA_OP(sum_f32_cuda));
 }
 

@@ -147,8 +147,7 @@ void random_normal_cpu(const RandomNormal& a) { RZ_SIMD_CALL(random_normal, a); 
 void cast(Stream& stream, const Cast& a) {
     check_size("cast", "n", a.n, 0);
     if (a.n == 0) return;
-    check_pointer("cast", "out", a.out, size_of(a.out_dtype));
-    check_pointer("cast", "x", a.x, size_of(a.dtype));
+    check_pointers("cast", {{"out", a.out, size_of(a.out_dtype)}, {"x", a.x, size_of(a.dtype)}});
     require(a.out != a.x || size_of(a.out_dtype) == size_of(a.dtype),
             "cast: %s to %s in place; the sizes differ, so give it another buffer", name_of(a.dtype),
             name_of(a.out_dtype));
@@ -158,22 +157,20 @@ void cast(Stream& stream, const Cast& a) {
 void reduce_add(Stream& stream, const ReduceAdd& a) {
     check_size("reduce_add", "n", a.n, 0);
     if (a.n == 0) return;
-    check_pointer("reduce_add", "out", a.out, size_of(a.out_dtype));
-    check_pointer("reduce_add", "a", a.a, size_of(a.a_dtype));
-    check_pointer("reduce_add", "b", a.b, size_of(a.b_dtype));
+    check_pointers(
+        "reduce_add",
+        {{"out", a.out, size_of(a.out_dtype)}, {"a", a.a, size_of(a.a_dtype)}, {"b", a.b, size_of(a.b_dtype)}});
     require((a.out != a.a || a.out_dtype == a.a_dtype) && (a.out != a.b || a.out_dtype == a.b_dtype),
             "reduce_add: out is one of the inputs but has another type; give it another buffer");
     stream.run(a, reduce_add_cpu, RZ_CUDA_OP(reduce_add_cuda));
 }
 
 void sum_rows(Stream& stream, const SumRows& a) {
-    check_size("sum_rows", "n", a.n, 0);
-    check_size("sum_rows", "rows", a.rows, 1);
+    check_sizes("sum_rows", {{"n", a.n, 0}, {"rows", a.rows, 1}});
     require(a.rows == 1 || a.stride >= a.n, "sum_rows: rows of %ld elements are only %ld apart; they must not overlap",
             a.n, a.stride);
     if (a.n == 0) return;
-    check_pointer("sum_rows", "out", a.out, size_of(a.out_dtype));
-    check_pointer("sum_rows", "x", a.x, size_of(a.dtype));
+    check_pointers("sum_rows", {{"out", a.out, size_of(a.out_dtype)}, {"x", a.x, size_of(a.dtype)}});
     stream.run(a, sum_rows_cpu, RZ_CUDA_OP(sum_rows_cuda));
 }
 
@@ -181,15 +178,12 @@ void ema(Stream& stream, const Ema& a) {
     check_size("ema", "n", a.n, 0);
     require(a.weight > 0 && a.weight <= 1, "ema: weight is %g; it must be in (0, 1]", double(a.weight));
     if (a.n == 0) return;
-    check_pointer("ema", "average", a.average, 4);
-    check_pointer("ema", "x", a.x, 4);
-    check_pointer("ema", "grad_scale", a.grad_scale, 4);
+    check_pointers("ema", {{"average", a.average}, {"x", a.x}, {"grad_scale", a.grad_scale}});
     stream.run(a, ema_cpu, RZ_CUDA_OP(ema_cuda));
 }
 
 void random_normal(Stream& stream, const RandomNormal& a) {
-    check_size("random_normal", "n", a.n, 0);
-    check_size("random_normal", "first", a.first, 0);
+    check_sizes("random_normal", {{"n", a.n, 0}, {"first", a.first, 0}});
     require(std::isfinite(a.mean) && std::isfinite(a.std), "random_normal: mean %g and std %g must be finite",
             double(a.mean), double(a.std));
     if (a.n == 0) return;

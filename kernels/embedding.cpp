@@ -39,12 +39,7 @@ void embedding_backward_t(const EmbeddingBackward& a) {
 }
 
 void embedding_backward(const EmbeddingBackward& a) {
-    with_dtype(a.dtype, [&]<class T>() {
-        if (a.grad_dtype == DType::f32)
-            embedding_backward_t<T, float>(a);
-        else
-            embedding_backward_t<T, T>(a);
-    });
+    with_grad_dtype(a.dtype, a.grad_dtype, [&]<class T, class G>() { embedding_backward_t<T, G>(a); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -53,8 +48,7 @@ void embedding_backward(const EmbeddingBackward& a) {
 namespace rz {
 
 int64_t embedding_plan(const int32_t* tokens, int64_t N, int64_t V, int32_t* rows, int32_t* starts, int32_t* ids) {
-    check_size("embedding_plan", "N", N, 0);
-    check_size("embedding_plan", "V", V, 1);
+    check_sizes("embedding_plan", {{"N", N, 0}, {"V", V, 1}});
     require(N <= INT32_MAX && V <= INT32_MAX, "embedding_plan: N %ld and V %ld must fit 32 bits", N, V);
     // Counting sort: stable, so a token's rows stay in ascending order.
     std::vector<int32_t> next(size_t(V) + 1, 0);
@@ -93,32 +87,21 @@ void embedding_backward_cpu(const EmbeddingBackward& a) { RZ_SIMD_CALL(embedding
 
 void embedding_forward(Stream& stream, const EmbeddingForward& a) {
     const char* op = "embedding_forward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
-    check_size(op, "V", a.V, 1);
-    check_size(op, "first", a.first, 0);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}, {"V", a.V, 1}, {"first", a.first, 0}});
     if (a.N == 0) return;
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "table", a.table, 16);
-    check_pointer(op, "tokens", a.tokens, 4);
+    check_pointers(op, {{"x", a.x, 16}, {"table", a.table, 16}, {"tokens", a.tokens}});
     stream.run(a, embedding_forward_cpu, RZ_CUDA_OP(embedding_forward_cuda));
 }
 
 void embedding_backward(Stream& stream, const EmbeddingBackward& a) {
     const char* op = "embedding_backward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
-    check_size(op, "V", a.V, 1);
-    check_size(op, "first", a.first, 0);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}, {"V", a.V, 1}, {"first", a.first, 0}});
     require(a.distinct >= 0 && a.distinct <= a.N,
             "%s: %ld distinct tokens among %ld rows; use what embedding_plan returned", op, a.distinct, a.N);
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0 || a.distinct == 0) return;
-    check_pointer(op, "dtable", a.dtable, 16);
-    check_pointer(op, "dx", a.dx, 16);
-    check_pointer(op, "rows", a.rows, 4);
-    check_pointer(op, "starts", a.starts, 4);
-    check_pointer(op, "ids", a.ids, 4);
+    check_pointers(
+        op, {{"dtable", a.dtable, 16}, {"dx", a.dx, 16}, {"rows", a.rows}, {"starts", a.starts}, {"ids", a.ids}});
     stream.run(a, embedding_backward_cpu, RZ_CUDA_OP(embedding_backward_cuda));
 }
 

@@ -58,16 +58,14 @@ void sum_squares(Stream& stream, const SumSquares& a) {
     require(a.at >= 0 && a.at < a.block && a.at * size_of(a.dtype) % 16 == 0,
             "%s: x at %ld of a block of %ld; it must be in it, and at a multiple of 16 bytes", op, a.at, a.block);
     if (a.n == 0) return;
-    check_pointer(op, "partial", a.partial, 8);
-    check_pointer(op, "x", a.x, 16);
+    check_pointers(op, {{"partial", a.partial}, {"x", a.x, 16}});
     stream.run(a, sum_squares_cpu, RZ_CUDA_OP(sum_squares_cuda));
 }
 
 void clip_scale(Stream& stream, const ClipScale& a) {
     const char* op = "clip_scale";
     check_size(op, "count", a.count, 0);
-    check_pointer(op, "norm", a.norm, 4);
-    check_pointer(op, "scale", a.scale, 4);
+    check_pointers(op, {{"norm", a.norm}, {"scale", a.scale}});
     if (a.count > 0) check_pointer(op, "partial", a.partial, 8);
     stream.run(a, clip_scale_cpu, RZ_CUDA_OP(clip_scale_cuda));
 }

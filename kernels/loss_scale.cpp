@@ -12,10 +12,8 @@ void loss_scale_update_cpu(const LossScaleUpdate& a) {
 
 void loss_scale_update(Stream& stream, const LossScaleUpdate& a) {
     const char* op = "loss_scale_update";
-    check_pointer(op, "state", a.state, 16);
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
-    check_size(op, "window", a.window, 1);
-    check_size(op, "hysteresis", a.hysteresis, 1);
+    check_pointers(op, {{"state", a.state, 16}, {"grad_scale", a.grad_scale}});
+    check_sizes(op, {{"window", a.window, 1}, {"hysteresis", a.hysteresis, 1}});
     int exponent;
     require(std::frexp(a.least, &exponent) == 0.5f && std::frexp(a.most, &exponent) == 0.5f && a.least <= a.most,
             "%s: least %g and most %g; both must be powers of two, and least the smaller", op, double(a.least),

@@ -164,18 +164,16 @@ static void check_wide(const char* op, const char* name, DType dtype) {
 
 void muon_momentum(Stream& stream, const MuonMomentum& a) {
     const char* op = "muon_momentum";
-    check_size(op, "n", a.n, 0);
-    check_size(op, "first", a.first, 0);
-    check_size(op, "step (1 is the first)", a.step, 1);
+    check_sizes(op, {{"n", a.n, 0}, {"first", a.first, 0}, {"step (1 is the first)", a.step, 1}});
     require(a.momentum >= 0 && a.momentum < 1, "%s: momentum %g; it must be in [0, 1) (0.95 is usual)", op,
             double(a.momentum));
     check_wide(op, "out", a.out_dtype);
     check_wide(op, "m", a.m_dtype);
     if (a.n == 0) return;
-    check_pointer(op, "out", a.out, size_of(a.out_dtype));
-    check_pointer(op, "m", a.m, size_of(a.m_dtype));
-    check_pointer(op, "grad", a.grad, size_of(a.grad_dtype));
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    check_pointers(op, {{"out", a.out, size_of(a.out_dtype)},
+                        {"m", a.m, size_of(a.m_dtype)},
+                        {"grad", a.grad, size_of(a.grad_dtype)},
+                        {"grad_scale", a.grad_scale}});
     stream.run(a, muon_momentum_cpu, RZ_CUDA_OP(muon_momentum_cuda));
 }
 
@@ -184,8 +182,7 @@ void muon_normalise(Stream& stream, const MuonNormalise& a) {
     check_size(op, "n", a.n, 0);
     check_wide(op, "x", a.dtype);
     if (a.n == 0) return;
-    check_pointer(op, "x", a.x, size_of(a.dtype));
-    check_pointer(op, "norm", a.norm, 4);
+    check_pointers(op, {{"x", a.x, size_of(a.dtype)}, {"norm", a.norm}});
     stream.run(a, muon_normalise_cpu, RZ_CUDA_OP(muon_normalise_cuda));
 }
 
@@ -199,30 +196,25 @@ void muon_mirror(Stream& stream, const MuonMirror& a) {
 
 void muon_row_moments(Stream& stream, const MuonRowMoments& a) {
     const char* op = "muon_row_moments";
-    check_size(op, "rows", a.rows, 0);
-    check_size(op, "cols", a.cols, 1);
+    check_sizes(op, {{"rows", a.rows, 0}, {"cols", a.cols, 1}});
     require(a.beta2 >= 0 && a.beta2 < 1, "%s: beta2 %g; it must be in [0, 1) (0.95 is usual)", op, double(a.beta2));
     check_wide(op, "x", a.dtype);
     if (a.rows == 0) return;
-    check_pointer(op, "v", a.v, 4);
-    check_pointer(op, "factor", a.factor, 4);
-    check_pointer(op, "before", a.before, 8);
-    check_pointer(op, "after", a.after, 8);
-    check_pointer(op, "x", a.x, size_of(a.dtype));
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    check_pointers(op, {{"v", a.v},
+                        {"factor", a.factor},
+                        {"before", a.before},
+                        {"after", a.after},
+                        {"x", a.x, size_of(a.dtype)},
+                        {"grad_scale", a.grad_scale}});
     stream.run(a, muon_row_moments_cpu, RZ_CUDA_OP(muon_row_moments_cuda));
 }
 
 void muon_scale_rows(Stream& stream, const MuonScaleRows& a) {
     const char* op = "muon_scale_rows";
-    check_size(op, "rows", a.rows, 0);
-    check_size(op, "cols", a.cols, 1);
+    check_sizes(op, {{"rows", a.rows, 0}, {"cols", a.cols, 1}});
     check_wide(op, "x", a.dtype);
     if (a.rows == 0) return;
-    check_pointer(op, "x", a.x, size_of(a.dtype));
-    check_pointer(op, "factor", a.factor, 4);
-    check_pointer(op, "before", a.before, 4);
-    check_pointer(op, "after", a.after, 4);
+    check_pointers(op, {{"x", a.x, size_of(a.dtype)}, {"factor", a.factor}, {"before", a.before}, {"after", a.after}});
     stream.run(a, muon_scale_rows_cpu, RZ_CUDA_OP(muon_scale_rows_cuda));
 }
 
@@ -261,15 +253,13 @@ void muon_rows(Stream& stream, const MuonRows& a) {
 
 void muon_step(Stream& stream, const MuonStep& a) {
     const char* op = "muon_step";
-    check_size(op, "n", a.n, 0);
-    check_size(op, "first", a.first, 0);
-    check_size(op, "step (1 is the first)", a.step, 1);
+    check_sizes(op, {{"n", a.n, 0}, {"first", a.first, 0}, {"step (1 is the first)", a.step, 1}});
     check_wide(op, "x", a.x_dtype);
     if (a.n == 0) return;
-    check_pointer(op, "param", a.param, size_of(a.param_dtype));
-    check_pointer(op, "master", a.master, size_of(a.master_dtype));
-    check_pointer(op, "x", a.x, size_of(a.x_dtype));
-    check_pointer(op, "grad_scale", a.grad_scale, 4);
+    check_pointers(op, {{"param", a.param, size_of(a.param_dtype)},
+                        {"master", a.master, size_of(a.master_dtype)},
+                        {"x", a.x, size_of(a.x_dtype)},
+                        {"grad_scale", a.grad_scale}});
     require(a.master_dtype == DType::f32 || (a.master_dtype == DType::bf16 && a.param == a.master),
             "%s: %s masters beside %s parameters; a master is fp32, or the bf16 parameter itself", op,
             name_of(a.master_dtype), name_of(a.param_dtype));

@@ -176,12 +176,7 @@ void qk_norm_forward(const QkNormForward& a) {
 }
 
 void qk_norm_backward(const QkNormBackward& a) {
-    with_dtype(a.norm.dtype, [&]<class T>() {
-        if (a.grad_dtype == DType::f32)
-            qk_norm_backward_t<T, float>(a);
-        else
-            qk_norm_backward_t<T, T>(a);
-    });
+    with_grad_dtype(a.norm.dtype, a.grad_dtype, [&]<class T, class G>() { qk_norm_backward_t<T, G>(a); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -206,23 +201,21 @@ void qk_norm_backward_cpu(const QkNormBackward& a) {
 }
 
 static void check_norm(const char* op, const QkNorm& a) {
-    check_size(op, "N", a.N, 0);
-    check_size(op, "T", a.T, 1);
-    check_size(op, "heads", a.heads, 1);
-    check_size(op, "kv_heads", a.kv_heads, 1);
-    check_size(op, "first_position", a.first_position, 0);
+    check_sizes(op, {{"N", a.N, 0},
+                     {"T", a.T, 1},
+                     {"heads", a.heads, 1},
+                     {"kv_heads", a.kv_heads, 1},
+                     {"first_position", a.first_position, 0}});
     require(a.D > 0 && a.D % 2 == 0 && a.D <= kMaxQkNormDim, "%s: D is %ld; it must be even and at most %ld", op, a.D,
             kMaxQkNormDim);
     require(a.row_stride >= checked_mul(a.heads + a.kv_heads, a.D, "qk_norm: heads x D"),
             "%s: row_stride %ld is less than the heads x D = %ld x %ld", op, a.row_stride, a.heads + a.kv_heads, a.D);
     require(a.eps > 0, "%s: eps is %g; it must be positive, or a head of zeros divides by zero", op, double(a.eps));
-    check_pointer(op, "wq", a.wq, size_of(a.dtype));
-    check_pointer(op, "wk", a.wk, size_of(a.dtype));
+    check_pointers(op, {{"wq", a.wq, size_of(a.dtype)}, {"wk", a.wk, size_of(a.dtype)}});
     require(!a.cos_table == !a.sin_table, "%s: cos_table and sin_table are needed, or neither", op);
     if (a.positions) check_pointer(op, "positions", a.positions, 4);
     if (a.squares) check_pointer(op, "squares", a.squares, 8);
-    check_size(op, "ranks", a.ranks, 1);
-    check_size(op, "sharers", a.sharers, 1);
+    check_sizes(op, {{"ranks", a.ranks, 1}, {"sharers", a.sharers, 1}});
     require(checked_mul(a.kv_heads, a.ranks, "qk_norm: kv_heads x ranks") % a.sharers == 0,
             "%s: %ld ranks of %ld key heads, each with %ld sharers", op, a.ranks, a.kv_heads, a.sharers);
 }
@@ -231,8 +224,7 @@ void qk_sums(Stream& stream, const QkSums& a) {
     const char* op = "qk_sums";
     check_norm(op, a.norm);
     if (a.norm.N == 0) return;
-    check_pointer(op, "sums", a.sums, 8);
-    check_pointer(op, "x", a.x, 16);
+    check_pointers(op, {{"sums", a.sums, 8}, {"x", a.x, 16}});
     if (a.dy) check_pointer(op, "dy", a.dy, 16);
     require(!a.dy == !a.norm.squares, "%s: squares are needed with dy, and without are what is made", op);
     stream.run(a, qk_sums_cpu, RZ_CUDA_OP(qk_sums_cuda));
@@ -252,8 +244,7 @@ void qk_norm_backward(Stream& stream, const QkNormBackward& a) {
     check_norm(op, a.norm);
     check_grad_dtype(op, a.grad_dtype, a.norm.dtype);
     if (a.norm.N == 0) return;
-    check_pointer(op, "dx", a.dx, 16);
-    check_pointer(op, "kept", a.kept, 16);
+    check_pointers(op, {{"dx", a.dx, 16}, {"kept", a.kept, 16}});
     require(!a.dw != !a.dw_sum, "%s: dw or dw_sum is needed, and not both", op);
     if (a.dw) check_pointer(op, "dw", a.dw, size_of(a.grad_dtype));
     if (a.dw_sum) check_pointer(op, "dw_sum", a.dw_sum, 4);

@@ -105,12 +105,7 @@ void rmsnorm_forward(const RmsnormForward& a) {
 }
 
 void rmsnorm_backward(const RmsnormBackward& a) {
-    with_dtype(a.dtype, [&]<class T>() {
-        if (a.grad_dtype == DType::f32)
-            rmsnorm_backward_t<T, float>(a);
-        else
-            rmsnorm_backward_t<T, T>(a);
-    });
+    with_grad_dtype(a.dtype, a.grad_dtype, [&]<class T, class G>() { rmsnorm_backward_t<T, G>(a); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -139,36 +134,25 @@ void rmsnorm_backward_cpu(const RmsnormBackward& a) {
 
 void rmsnorm_forward(Stream& stream, const RmsnormForward& a) {
     const char* op = "rmsnorm_forward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}});
     if (a.N == 0) return;
-    check_pointer(op, "y", a.y, 16);
-    check_pointer(op, "rstd", a.rstd, 4);
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "w", a.w, 16);
+    check_pointers(op, {{"y", a.y, 16}, {"rstd", a.rstd}, {"x", a.x, 16}, {"w", a.w, 16}});
     require(a.eps > 0, "%s: eps is %g; it must be positive, or a row of zeros divides by zero", op, double(a.eps));
-    if (a.residual) {
-        check_pointer(op, "residual", a.residual, 16);
-        check_pointer(op, "sum (needed with residual)", a.sum, 16);
-    }
+    if (a.residual) check_pointers(op, {{"residual", a.residual, 16}, {"sum (needed with residual)", a.sum, 16}});
     stream.run(a, rmsnorm_forward_cpu, RZ_CUDA_OP(rmsnorm_forward_cuda));
 }
 
 void rmsnorm_backward(Stream& stream, const RmsnormBackward& a) {
     const char* op = "rmsnorm_backward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "C", a.C, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"C", a.C, 1}});
     check_grad_dtype(op, a.grad_dtype, a.dtype);
     if (a.N == 0) return;
     check_pointer(op, "dx", a.dx, 16);
     require(!a.dw != !a.dw_sum, "%s: dw or dw_sum is needed, and not both", op);
     if (a.dw) check_pointer(op, "dw", a.dw, 16);
     if (a.dw_sum) check_pointer(op, "dw_sum", a.dw_sum, 16);
-    check_pointer(op, "dy", a.dy, 16);
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "w", a.w, 16);
-    check_pointer(op, "rstd", a.rstd, 4);
-    check_pointer(op, "scratch", a.scratch, 16);
+    check_pointers(op,
+                   {{"dy", a.dy, 16}, {"x", a.x, 16}, {"w", a.w, 16}, {"rstd", a.rstd}, {"scratch", a.scratch, 16}});
     if (a.dresidual) check_pointer(op, "dresidual", a.dresidual, 16);
     RmsnormBackward call = a;
     call.beside = stream.context().beside;

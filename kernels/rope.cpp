@@ -54,10 +54,7 @@ void rope_cpu(const Rope& a) {
 
 void rope(Stream& stream, const Rope& a) {
     const char* op = "rope";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "T", a.T, 1);
-    check_size(op, "heads", a.heads, 0);
-    check_size(op, "first_position", a.first_position, 0);
+    check_sizes(op, {{"N", a.N, 0}, {"T", a.T, 1}, {"heads", a.heads, 0}, {"first_position", a.first_position, 0}});
     require(a.D > 0 && a.D % 2 == 0, "%s: D is %ld; elements are rotated in pairs, so it must be even and positive", op,
             a.D);
     require(a.row_stride >= checked_mul(a.heads, a.D, "rope: heads x D"),
@@ -65,9 +62,7 @@ void rope(Stream& stream, const Rope& a) {
     require(!a.amax || a.row_stride % a.D == 0, "%s: with amax, row_stride %ld must be a multiple of D = %ld", op,
             a.row_stride, a.D);
     if (a.N == 0 || a.heads == 0) return;
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "cos_table", a.cos_table, 4);
-    check_pointer(op, "sin_table", a.sin_table, 4);
+    check_pointers(op, {{"x", a.x, 16}, {"cos_table", a.cos_table}, {"sin_table", a.sin_table}});
     if (a.positions) check_pointer(op, "positions", a.positions, 4);
     stream.run(a, rope_cpu, RZ_CUDA_OP(rope_cuda));
 }

@@ -56,11 +56,9 @@ void block_statistics_cpu(const BlockStatistics& a) { RZ_SIMD_CALL(block_statist
 
 void segment_squares(Stream& stream, const SegmentSquares& a) {
     const char* op = "segment_squares";
-    check_size(op, "segments", a.segments, 0);
-    check_size(op, "n", a.n, 0);
+    check_sizes(op, {{"segments", a.segments, 0}, {"n", a.n, 0}});
     if (a.segments == 0 || a.n == 0) return;
-    check_pointer(op, "sums", a.sums, 8);
-    check_pointer(op, "x", a.x, size_of(a.dtype));
+    check_pointers(op, {{"sums", a.sums, 8}, {"x", a.x, size_of(a.dtype)}});
     if (a.minus) check_pointer(op, "minus", a.minus, size_of(a.dtype));
     check_pointer(op, "bounds", a.bounds, 8);
     stream.run(a, segment_squares_cpu, RZ_CUDA_OP(segment_squares_cuda));
@@ -68,11 +66,9 @@ void segment_squares(Stream& stream, const SegmentSquares& a) {
 
 void block_statistics(Stream& stream, const BlockStatistics& a) {
     const char* op = "block_statistics";
-    check_size(op, "rows", a.rows, 0);
-    check_size(op, "count", a.count, 0);
+    check_sizes(op, {{"rows", a.rows, 0}, {"count", a.count, 0}});
     require(a.sharpness > 0, "%s: sharpness is %g; it must be positive", op, double(a.sharpness));
-    check_pointer(op, "squares", a.squares, 8);
-    check_pointer(op, "largest", a.largest, 4);
+    check_pointers(op, {{"squares", a.squares, 8}, {"largest", a.largest}});
     if (a.rows > 0) check_pointer(op, "rstd", a.rstd, 4);
     if (a.count > 0) check_pointer(op, "lse", a.lse, 4);
     stream.run(a, block_statistics_cpu, RZ_CUDA_OP(block_statistics_cuda));

@@ -73,22 +73,17 @@ void swiglu_backward_cpu(const SwigluBackward& a) {
 
 void swiglu_forward(Stream& stream, const SwigluForward& a) {
     const char* op = "swiglu_forward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "F", a.F, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"F", a.F, 1}});
     if (a.N == 0) return;
-    check_pointer(op, "h", a.h, 16);
-    check_pointer(op, "gate_up", a.gate_up, 16);
+    check_pointers(op, {{"h", a.h, 16}, {"gate_up", a.gate_up, 16}});
     stream.run(a, swiglu_forward_cpu, RZ_CUDA_OP(swiglu_forward_cuda));
 }
 
 void swiglu_backward(Stream& stream, const SwigluBackward& a) {
     const char* op = "swiglu_backward";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "F", a.F, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"F", a.F, 1}});
     if (a.N == 0) return;
-    check_pointer(op, "dgate_up", a.dgate_up, 16);
-    check_pointer(op, "dh", a.dh, 16);
-    check_pointer(op, "gate_up", a.gate_up, 16);
+    check_pointers(op, {{"dgate_up", a.dgate_up, 16}, {"dh", a.dh, 16}, {"gate_up", a.gate_up, 16}});
     if (a.h) check_pointer(op, "h", a.h, 16);
     require(a.h || !a.h_amax, "%s: h_amax is set, and h is not", op);
     stream.run(a, swiglu_backward_cpu, RZ_CUDA_OP(swiglu_backward_cuda));

@@ -117,9 +117,7 @@ void vocab_argmax_cpu(const VocabArgmax& a) {
 }
 
 static void check_columns(const char* op, int64_t N, int64_t V, int64_t first) {
-    check_size(op, "N", N, 0);
-    check_size(op, "V", V, 1);
-    check_size(op, "first", first, 0);
+    check_sizes(op, {{"N", N, 0}, {"V", V, 1}, {"first", first, 0}});
     require(first <= INT32_MAX - V, "%s: columns %ld to %ld; targets are 32-bit", op, first, first + V);
 }
 
@@ -127,20 +125,15 @@ void vocab_softmax(Stream& stream, const VocabSoftmax& a) {
     const char* op = "vocab_softmax";
     check_columns(op, a.N, a.V, a.first);
     if (a.N == 0) return;
-    check_pointer(op, "stats", a.stats, 4);
-    check_pointer(op, "logits", a.logits, 16);
-    check_pointer(op, "targets", a.targets, 4);
+    check_pointers(op, {{"stats", a.stats}, {"logits", a.logits, 16}, {"targets", a.targets}});
     stream.run(a, vocab_softmax_cpu, RZ_CUDA_OP(vocab_softmax_cuda));
 }
 
 void vocab_argmax(Stream& stream, const VocabArgmax& a) {
     const char* op = "vocab_argmax";
-    check_size(op, "N", a.N, 0);
-    check_size(op, "parts", a.parts, 1);
+    check_sizes(op, {{"N", a.N, 0}, {"parts", a.parts, 1}});
     if (a.N == 0) return;
-    check_pointer(op, "best", a.best, 4);
-    check_pointer(op, "own", a.own, 4);
-    check_pointer(op, "stats", a.stats, 4);
+    check_pointers(op, {{"best", a.best}, {"own", a.own}, {"stats", a.stats}});
     stream.run(a, vocab_argmax_cpu, RZ_CUDA_OP(vocab_argmax_cuda));
 }
 
@@ -151,10 +144,7 @@ void vocab_cross_entropy(Stream& stream, const VocabCrossEntropy& a) {
     require(a.vocab >= a.first + a.V && a.vocab <= INT32_MAX, "%s: columns %ld to %ld of a vocabulary of %ld", op,
             a.first, a.first + a.V, a.vocab);
     if (a.N == 0) return;
-    check_pointer(op, "loss", a.loss, 4);
-    check_pointer(op, "logits", a.logits, 16);
-    check_pointer(op, "stats", a.stats, 4);
-    check_pointer(op, "targets", a.targets, 4);
+    check_pointers(op, {{"loss", a.loss}, {"logits", a.logits, 16}, {"stats", a.stats}, {"targets", a.targets}});
     if (a.z > 0) check_pointer(op, "z_loss", a.z_loss, 4);
     stream.run(a, vocab_cross_entropy_cpu, RZ_CUDA_OP(vocab_cross_entropy_cuda));
 }

@@ -39,10 +39,7 @@ void attention_merge(Stream& stream, const AttentionMerge& a) {
     const int64_t row = checked_mul(checked_mul(a.T, a.H, "attention_merge: T x H"), a.D, "attention_merge: row");
     require(a.B <= 1 || (a.o_batch >= row && a.part_batch >= row), "%s: sequences of %ld elements overlap", op, row);
     if (a.B == 0 || row == 0) return;
-    check_pointer(op, "o", a.o, 4);
-    check_pointer(op, "lse", a.lse, 4);
-    check_pointer(op, "part_o", a.part_o, size_of(a.dtype));
-    check_pointer(op, "part_lse", a.part_lse, 4);
+    check_pointers(op, {{"o", a.o}, {"lse", a.lse}, {"part_o", a.part_o, size_of(a.dtype)}, {"part_lse", a.part_lse}});
     stream.run(a, attention_merge_cpu, RZ_CUDA_OP(attention_merge_cuda));
 }
 

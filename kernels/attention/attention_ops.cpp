@@ -63,9 +63,7 @@ std::string attention_products(const AttentionShape& s, int capability, int64_t 
 }
 
 static void check_shape(const char* op, const AttentionShape& s) {
-    check_size(op, "B", s.B, 0);
-    check_size(op, "Tq", s.Tq, 0);
-    check_size(op, "K (key/value heads)", s.K, 1);
+    check_sizes(op, {{"B", s.B, 0}, {"Tq", s.Tq, 0}, {"K (key/value heads)", s.K, 1}});
     require(s.H >= s.K && s.H % s.K == 0, "%s: %ld query heads over %ld key/value heads; H must be a multiple of K", op,
             s.H, s.K);
     require(s.D > 0 && s.D % 2 == 0 && s.D <= kMaxHeadDim, "%s: head dimension %ld; it must be even and at most %ld",
@@ -97,8 +95,7 @@ static void check_back(const char* op, const AttentionBackward& a) {
                       r.D == s.D && r.row_stride == s.q_row && r.dtype == s.dtype;
     require(packed && same, "%s: `back` must rotate back dq and dk of packed rows of dq, dk and dv", op);
     require(!r.amax || s.q_row == (s.H + 2 * s.K) * s.D, "%s: with amax, rows hold dq, dk and dv alone", op);
-    check_pointer(op, "cos_table", r.cos_table, 4);
-    check_pointer(op, "sin_table", r.sin_table, 4);
+    check_pointers(op, {{"cos_table", r.cos_table}, {"sin_table", r.sin_table}});
 }
 
 static SmBudget beside_of(const Stream& stream) {
@@ -114,11 +111,9 @@ void attention_forward(Stream& stream, const AttentionForward& a) {
     check_shape(op, a.shape);
     if (a.shape.B == 0 || a.shape.Tq == 0) return;
     const int64_t alignment = a.shape.D % 8 == 0 ? 16 : size_of(a.shape.dtype);
-    check_pointer(op, "o", a.o, alignment);
-    check_pointer(op, "lse", a.lse, 4);
-    check_pointer(op, "q", a.q, alignment);
-    check_pointer(op, "k", a.k, alignment);
-    check_pointer(op, "v", a.v, alignment);
+    check_pointers(
+        op,
+        {{"o", a.o, alignment}, {"lse", a.lse}, {"q", a.q, alignment}, {"k", a.k, alignment}, {"v", a.v, alignment}});
     AttentionForward call = a;
     call.beside = beside_of(stream);
     stream.run(call, attention_forward_cpu, RZ_CUDA_OP(attention_forward_cuda));
@@ -143,16 +138,16 @@ void attention_backward(Stream& stream, const AttentionBackward& a) {
     check_shape(op, a.shape);
     if (a.shape.B == 0 || a.shape.Tq == 0) return;
     const int64_t alignment = a.shape.D % 8 == 0 ? 16 : size_of(a.shape.dtype);
-    check_pointer(op, "dq", a.dq, alignment);
-    check_pointer(op, "dk", a.dk, alignment);
-    check_pointer(op, "dv", a.dv, alignment);
-    check_pointer(op, "d_o", a.d_o, alignment);
-    check_pointer(op, "q", a.q, alignment);
-    check_pointer(op, "k", a.k, alignment);
-    check_pointer(op, "v", a.v, alignment);
-    check_pointer(op, "o", a.o, alignment);
-    check_pointer(op, "lse", a.lse, 4);
-    check_pointer(op, "workspace", a.workspace, 256);
+    check_pointers(op, {{"dq", a.dq, alignment},
+                        {"dk", a.dk, alignment},
+                        {"dv", a.dv, alignment},
+                        {"d_o", a.d_o, alignment},
+                        {"q", a.q, alignment},
+                        {"k", a.k, alignment},
+                        {"v", a.v, alignment},
+                        {"o", a.o, alignment},
+                        {"lse", a.lse},
+                        {"workspace", a.workspace, 256}});
     if (a.kept != nullptr) check_pointer(op, "kept", a.kept, 256);
     if (a.back.x != nullptr) check_back(op, a);
     AttentionBackward call = a;

@@ -10,11 +10,9 @@ void fold_scales_cpu(const FoldScales& a) {
 
 void fold_scales(Stream& stream, const FoldScales& a) {
     const char* op = "fold_scales";
-    check_size(op, "ranks", a.ranks, 1);
-    check_size(op, "n", a.n, 0);
+    check_sizes(op, {{"ranks", a.ranks, 1}, {"n", a.n, 0}});
     if (a.n == 0) return;
-    check_pointer(op, "scales", a.scales, 16);
-    check_pointer(op, "parts", a.parts, 16);
+    check_pointers(op, {{"scales", a.scales, 16}, {"parts", a.parts, 16}});
     stream.run(a, fold_scales_cpu, RZ_CUDA_OP(fold_scales_cuda));
 }
 

@@ -18,11 +18,8 @@ bool check_fp8_product(const char* op, const G& g, int64_t multiple, const void*
     require(g.c_dtype != DType::f16, "%s: C is fp16; it must be bf16 or fp32", op);
     if (g.M == 0 || g.N == 0) return false;
     require(g.K > 0, "%s: K is 0", op);
-    check_pointer(op, "c", g.c, 16);
-    check_pointer(op, "a", g.a, 16);
-    check_pointer(op, "b", g.b, 16);
-    check_pointer(op, "a_scale", a_scale, 16);
-    check_pointer(op, "b_scale", b_scale, 16);
+    check_pointers(
+        op, {{"c", g.c, 16}, {"a", g.a, 16}, {"b", g.b, 16}, {"a_scale", a_scale, 16}, {"b_scale", b_scale, 16}});
     return true;
 }
 

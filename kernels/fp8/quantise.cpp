@@ -61,8 +61,7 @@ void abs_max(Stream& stream, const AbsMax& a) {
     const char* op = "abs_max";
     check_size(op, "n", a.n, 0);
     if (a.n == 0) return;
-    check_pointer(op, "scale", a.scale, 16);
-    check_pointer(op, "x", a.x, 16);
+    check_pointers(op, {{"scale", a.scale, 16}, {"x", a.x, 16}});
     stream.run(a, abs_max_cpu, RZ_CUDA_OP(abs_max_cuda));
 }
 
@@ -72,8 +71,7 @@ void quantise(Stream& stream, const Quantise& a) {
     require(a.rows >= 0 && a.columns >= 0 && a.rows * a.columns % 16 == 0,
             "%s: %ld x %ld elements; their number must be a multiple of 16", op, a.rows, a.columns);
     if (a.rows == 0 || a.columns == 0) return;
-    check_pointer(op, "scale", a.scale, 16);
-    check_pointer(op, "x", a.x, 16);
+    check_pointers(op, {{"scale", a.scale, 16}, {"x", a.x, 16}});
     require(a.y || a.y_t, "%s: neither y nor y_t is set; set at least one", op);
     if (a.y) check_pointer(op, "y", a.y, 16);
     if (a.y_t) check_pointer(op, "y_t", a.y_t, 16);
@@ -84,8 +82,7 @@ void transpose8(Stream& stream, const Transpose8& a) {
     const char* op = "transpose8";
     check_sides(op, a.rows, a.columns);
     if (a.rows == 0 || a.columns == 0) return;
-    check_pointer(op, "y", a.y, 16);
-    check_pointer(op, "x", a.x, 16);
+    check_pointers(op, {{"y", a.y, 16}, {"x", a.x, 16}});
     stream.run(a, transpose8_cpu, RZ_CUDA_OP(transpose8_cuda));
 }
 

@@ -132,21 +132,11 @@ void gemm_row_t(const Gemm& g) {
 }
 
 void gemm_row(const Gemm& g) {
-    with_dtype(g.dtype, [&]<class T>() {
-        if (g.c_dtype == DType::f32)
-            gemm_row_t<T, float>(g);
-        else
-            gemm_row_t<T, T>(g);
-    });
+    with_grad_dtype(g.dtype, g.c_dtype, [&]<class T, class C>() { gemm_row_t<T, C>(g); });
 }
 
 void gemm_own(const Gemm& g) {
-    with_dtype(g.dtype, [&]<class T>() {
-        if (g.c_dtype == DType::f32)
-            gemm_own_t<T, float>(g);
-        else
-            gemm_own_t<T, T>(g);
-    });
+    with_grad_dtype(g.dtype, g.c_dtype, [&]<class T, class C>() { gemm_own_t<T, C>(g); });
 }
 
 }  // namespace rz::RZ_SIMD_PASS
@@ -189,9 +179,7 @@ void gemm_cpu(const Gemm& a) {
 
 void gemm(Stream& stream, const Gemm& a) {
     const char* op = "gemm";
-    check_size(op, "M", a.M, 0);
-    check_size(op, "N", a.N, 0);
-    check_size(op, "K", a.K, 0);
+    check_sizes(op, {{"M", a.M, 0}, {"N", a.N, 0}, {"K", a.K, 0}});
     check_grad_dtype("gemm: C", a.c_dtype, a.dtype);
     const Gemm g = with_strides(a);
     const auto check_stride = [&](const char* name, int64_t stride, int64_t width) {
@@ -211,8 +199,7 @@ void gemm(Stream& stream, const Gemm& a) {
     if (g.bias) check_pointer(op, "bias", g.bias, 16);
     check_pointer(op, "c", g.c, size_of(g.c_dtype));
     if (g.K > 0) {
-        check_pointer(op, "a", g.a, size_of(g.dtype));
-        check_pointer(op, "b", g.b, size_of(g.dtype));
+        check_pointers(op, {{"a", g.a, size_of(g.dtype)}, {"b", g.b, size_of(g.dtype)}});
     }
     stream.run(g, gemm_cpu, RZ_CUDA_OP(gemm_cuda));
 }

@@ -96,11 +96,9 @@ void gemm_symmetric(Stream& stream, const Gemm& whole) {
 
 void newton_schulz(Stream& stream, const NewtonSchulz& a) {
     const char* op = "newton_schulz";
-    check_size(op, "rows", a.rows, 1);
-    check_size(op, "cols", a.cols, 1);
+    check_sizes(op, {{"rows", a.rows, 1}, {"cols", a.cols, 1}});
     require(a.dtype != DType::f16, "%s: x is fp16; it may be fp32 or bf16", op);
-    check_pointer(op, "x", a.x, 16);
-    check_pointer(op, "work", a.work, 64);
+    check_pointers(op, {{"x", a.x, 16}, {"work", a.work, 64}});
     const int64_t n = a.rows * a.cols, e = size_of(a.dtype), small = std::min(a.rows, a.cols);
     const bool wide = a.rows <= a.cols;
     const Work at(a.rows, a.cols, a.dtype);
