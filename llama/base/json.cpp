@@ -120,6 +120,16 @@ std::string json_string(const Json& value, const char* key, const std::string& w
 }
 
 bool valid_utf8(std::string_view text) {
+int64_t json_int_at(const Json& object, const char* key, int64_t min, int64_t max, const std::string& where) {
+    return json_int(json_at(object, key, where), key, min, max, where);
+}
+double json_number_at(const Json& object, const char* key, double min, double max, const std::string& where) {
+    return json_number(json_at(object, key, where), key, min, max, where);
+}
+std::string json_string_at(const Json& object, const char* key, const std::string& where) {
+    return json_string(json_at(object, key, where), key, where);
+}
+
     const auto byte = [&](size_t i) -> uint8_t { return i < text.size() ? uint8_t(text[i]) : 0; };
     for (size_t i = 0; i < text.size();) {
         const uint8_t lead = byte(i);

@@ -29,6 +29,10 @@ int64_t json_int(const Json& value, const char* key, int64_t min, int64_t max, c
 double json_number(const Json& value, const char* key, double min, double max, const std::string& where);
 bool json_bool(const Json& value, const char* key, const std::string& where);
 std::string json_string(const Json& value, const char* key, const std::string& where);
+// The same of what json_at() finds.
+int64_t json_int_at(const Json& object, const char* key, int64_t min, int64_t max, const std::string& where);
+double json_number_at(const Json& object, const char* key, double min, double max, const std::string& where);
+std::string json_string_at(const Json& object, const char* key, const std::string& where);
 
 // A value for an error message: at most 80 characters.
 std::string json_excerpt(const Json& value);

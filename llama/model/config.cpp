@@ -318,9 +318,7 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     }
     require(known, "%s: rope_type \"%s\" is not supported, only \"default\"%s", inside.c_str(), kind.c_str(),
             names.c_str());
-    const auto number = [&](const char* key, double min) {
-        return json_number(json_at(object, key, inside), key, min, 1e6, inside);
-    };
+    const auto number = [&](const char* key, double min) { return json_number_at(object, key, min, 1e6, inside); };
     const auto optional = [&](const char* key, double& to, double min = 0) {
         if (const Json* x = json_find(object, key)) to = json_number(*x, key, min, 1e6, inside);
     };
@@ -331,7 +329,7 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     if (s.kind == RopeKind::llama3) {
         s.low_freq_factor = number("low_freq_factor", 1e-6);
         s.high_freq_factor = number("high_freq_factor", 1e-6);
-        s.original_max_position = json_int(json_at(object, kOriginal, inside), kOriginal, 1, INT32_MAX, inside);
+        s.original_max_position = json_int_at(object, kOriginal, 1, INT32_MAX, inside);
     }
     if (s.kind != RopeKind::yarn) return rope;
     if (const Json* x = json_find(object, kOriginal))

@@ -236,7 +236,7 @@ class TokenizerReader {
         require(list->is_array(), "%s: added_tokens must be an array", where_.c_str());
         const ByteAlphabet alphabet;
         for (const Json& entry : *list) {
-            const std::string content = json_string(json_at(entry, "content", where_), "content", where_);
+            const std::string content = json_string_at(entry, "content", where_);
             const int32_t id = checked_id(json_at(entry, "id", where_), content);
             for (const char* flag : {"single_word", "lstrip", "rstrip"})
                 if (entry.value(flag, Json(false)) != false) refuse(flag, entry);
@@ -335,7 +335,7 @@ class TokenizerReader {
             }
             const Json* special = json_find(part, "SpecialToken");
             if (!special) refuse("post_processor", post);
-            const std::string name = json_string(json_at(*special, "id", where_), "id", where_);
+            const std::string name = json_string_at(*special, "id", where_);
             const Json& ids = json_at(json_at(known, name.c_str(), where_), "ids", where_);
             if (!ids.is_array()) refuse("post_processor", post);
             for (const Json& id : ids) (seen ? after : before).push_back(checked_id(id, name));

@@ -52,8 +52,7 @@ static std::string template_in(const Json& config, const std::string& where) {
     require(found->is_array(), "%s: chat_template = %s must be a text or a list", where.c_str(),
             json_excerpt(*found).c_str());
     for (const Json& one : *found)
-        if (json_string(json_at(one, "name", where), "name", where) == "default")
-            return json_string(json_at(one, "template", where), "template", where);
+        if (json_string_at(one, "name", where) == "default") return json_string_at(one, "template", where);
     return "";
 }
 

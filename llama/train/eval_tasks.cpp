@@ -90,15 +90,15 @@ void EvalTask::read_line(const std::string& line, const std::string& where) {
     Example e;
     Kind kind = Kind::choices;
     const auto choices = [&](const Json& of, std::vector<Request>& to) {
-        const std::string context = json_string(json_at(of, "context", where), "context", where);
+        const std::string context = json_string_at(of, "context", where);
         for (const std::string& choice : strings(json_at(of, "choices", where), "choices", where))
             to.push_back({context, " " + choice, characters(choice)});
     };
     if (row.contains("text")) {
         kind = Kind::rolling;
         e.text = json_string(row["text"], "text", where);
-        e.words = json_int(json_at(row, "words", where), "words", 0, kMaxCount, where);
-        e.bytes = json_int(json_at(row, "bytes", where), "bytes", 0, kMaxCount, where);
+        e.words = json_int_at(row, "words", 0, kMaxCount, where);
+        e.bytes = json_int_at(row, "bytes", 0, kMaxCount, where);
     } else if (row.contains("choices")) {
         choices(row, e.requests);
         if (const Json* llmc = json_find(row, "llmc")) {
@@ -108,7 +108,7 @@ void EvalTask::read_line(const std::string& line, const std::string& where) {
         }
         normalised_ = true;
     } else {
-        const std::string continuation = json_string(json_at(row, "continuation", where), "continuation", where);
+        const std::string continuation = json_string_at(row, "continuation", where);
         const Json& context = json_at(row, "context", where);
         if (context.is_array()) {
             for (const std::string& each : strings(context, "context", where))
@@ -120,7 +120,7 @@ void EvalTask::read_line(const std::string& line, const std::string& where) {
     }
     if (kind == Kind::choices) {
         require(e.requests.size() > 1, "%s: one choice is none; give at least two", where.c_str());
-        e.gold = json_int(json_at(row, "gold", where), "gold", 0, int64_t(e.requests.size()) - 1, where);
+        e.gold = json_int_at(row, "gold", 0, int64_t(e.requests.size()) - 1, where);
     }
     if (examples_.empty()) kind_ = kind;
     require(kind == kind_, "%s: another kind of example than the first one of this file", where.c_str());

@@ -111,7 +111,7 @@ Json Guards::to_json() const {
 
 void Guards::from_json(const Json& json, const std::string& where) {
     Guards read(options_);
-    auto count = [&](const char* key) { return json_int(json_at(json, key, where), key, 0, INT64_MAX, where); };
+    auto count = [&](const char* key) { return json_int_at(json, key, 0, INT64_MAX, where); };
     read.skipped_ = count("skipped");
     read.in_a_row_ = count("skipped_in_a_row");
     read.spikes_ = count("spikes");
