@@ -6,6 +6,7 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -119,7 +120,6 @@ std::string json_string(const Json& value, const char* key, const std::string& w
     return value.get<std::string>();
 }
 
-bool valid_utf8(std::string_view text) {
 int64_t json_int_at(const Json& object, const char* key, int64_t min, int64_t max, const std::string& where) {
     return json_int(json_at(object, key, where), key, min, max, where);
 }
@@ -130,17 +130,11 @@ std::string json_string_at(const Json& object, const char* key, const std::strin
     return json_string(json_at(object, key, where), key, where);
 }
 
-    const auto byte = [&](size_t i) -> uint8_t { return i < text.size() ? uint8_t(text[i]) : 0; };
-    for (size_t i = 0; i < text.size();) {
-        const uint8_t lead = byte(i);
-        const size_t more = lead < 0x80 ? 0 : lead < 0xc2 ? 4 : lead < 0xe0 ? 1 : lead < 0xf0 ? 2 : lead < 0xf5 ? 3 : 4;
-        if (more == 4) return false;
-        for (size_t k = 1; k <= more; ++k)
-            if ((byte(i + k) & 0xc0) != 0x80) return false;
-        const uint8_t second = byte(i + 1);
-        if ((lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f)) return false;  // overlong; surrogates
-        if ((lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f)) return false;  // overlong; > U+10FFFF
-        i += more + 1;
+bool valid_utf8(std::string_view text) {
+    for (size_t at = 0; at < text.size();) {
+        const unicode::Utf8Char c = unicode::next_char(text, at);
+        if (c.status != unicode::Utf8::kValid) return false;
+        at += size_t(c.bytes);
     }
     return true;
 }

@@ -7,6 +7,7 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 
 namespace rz {
 
@@ -223,15 +224,8 @@ class Reader {
             refuse("'" + std::string(text_.substr(at_, 2 + (right ? digits : 0))) +
                    "' is no escape that is known\n  there are \\n \\t \\r \\b \\f \\\" \\\\ \\u0041 and \\U0001F600");
         at_ += 2 + digits;
-        return utf8(code);
-    }
-
-    static std::string utf8(uint32_t code) {
-        if (code < 0x80) return {char(code)};
-        const int more = code < 0x800 ? 1 : code < 0x10000 ? 2 : 3;  // bytes after the first
-        constexpr uint32_t kFirst[] = {0, 0xc0, 0xe0, 0xf0};
-        std::string text = {char(kFirst[more] | (code >> 6 * more))};
-        for (int i = more - 1; i >= 0; --i) text += char(0x80 | (code >> 6 * i & 0x3f));
+        std::string text;
+        unicode::append_utf8(text, code);
         return text;
     }
 

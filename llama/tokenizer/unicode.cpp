@@ -135,40 +135,6 @@ CharClass char_class(uint32_t c) {
 
 bool is_python_space(uint32_t c) { return is_space(c) || (c >= 0x1c && c <= 0x1f); }
 
-Utf8Char next_char(std::string_view text, size_t at) {
-    const auto byte = [&](size_t i) { return uint32_t(uint8_t(text[i])); };
-    const uint32_t first = byte(at);
-    if (first < 0x80) return {first, 1, Utf8::kValid};
-    const int length = first < 0xc2 ? 0 : first < 0xe0 ? 2 : first < 0xf0 ? 3 : first < 0xf5 ? 4 : 0;
-    if (length == 0) return {0xfffd, 1, Utf8::kInvalid};
-    uint32_t code = first & (0x7f >> length);
-    for (int i = 1; i < length; ++i) {
-        if (at + i >= text.size()) return {0xfffd, i, Utf8::kIncomplete};
-        const uint32_t b = byte(at + i);
-        uint32_t low = 0x80, high = 0xbf;  // the second byte excludes overlong forms, surrogates, > U+10FFFF
-        if (i == 1 && first == 0xe0) low = 0xa0;
-        if (i == 1 && first == 0xed) high = 0x9f;
-        if (i == 1 && first == 0xf0) low = 0x90;
-        if (i == 1 && first == 0xf4) high = 0x8f;
-        if (b < low || b > high) return {0xfffd, i, Utf8::kInvalid};
-        code = code << 6 | (b & 0x3f);
-    }
-    return {code, length, Utf8::kValid};
-}
-
-void append_utf8(std::string& out, uint32_t c) {
-    if (c < 0x80) {
-        out += char(c);
-    } else if (c < 0x800) {
-        out += {char(0xc0 | c >> 6), char(0x80 | (c & 0x3f))};
-    } else if (c < 0x10000) {
-        out += {char(0xe0 | c >> 12), char(0x80 | (c >> 6 & 0x3f)), char(0x80 | (c & 0x3f))};
-    } else {
-        out += {char(0xf0 | c >> 18), char(0x80 | (c >> 12 & 0x3f)), char(0x80 | (c >> 6 & 0x3f)),
-                char(0x80 | (c & 0x3f))};
-    }
-}
-
 std::string Utf8Stream::push(std::string_view bytes) {
     held_ += bytes;
     std::string out;

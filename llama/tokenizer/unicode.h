@@ -1,9 +1,11 @@
 #pragma once
-// Unicode for the tokenizers: UTF-8, the classes letter, number and white space, and NFC.
+// Unicode for the tokenizers: the classes letter, number and white space, NFC, and UTF-8 in pieces.
 
 #include <cstdint>
 #include <string>
 #include <string_view>
+
+#include "llama/base/text.h"
 
 namespace rz::unicode {
 
@@ -34,17 +36,6 @@ extern const int kCombiningSize;
 enum class CharClass : uint8_t { kOther, kLetter, kNumber, kSpace };  // \p{L}, \p{N}, \s (White_Space)
 CharClass char_class(uint32_t code_point);
 bool is_python_space(uint32_t code_point);  // as str.isspace(): White_Space, and the four separators of ASCII
-
-enum class Utf8 : uint8_t { kValid, kInvalid, kIncomplete };
-struct Utf8Char {
-    uint32_t code_point;  // U+FFFD unless valid
-    int bytes;            // >= 1: of the character, or of the longest part that could have begun one
-    Utf8 status;          // kIncomplete: the text ends inside a sequence that is valid so far
-};
-// The character at text[at]; at < text.size(). Refuses overlong forms, surrogates and values past U+10FFFF.
-Utf8Char next_char(std::string_view text, size_t at);
-
-void append_utf8(std::string& out, uint32_t code_point);
 
 // Normalisation form C (UAX #15) of valid UTF-8. Invalid bytes stay as they are, and nothing is joined across them.
 std::string nfc(std::string_view text);
