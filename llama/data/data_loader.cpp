@@ -10,26 +10,15 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/fault.h"
 #include "llama/base/json.h"
+#include "llama/base/sum_hash.h"
 
 namespace rz {
 namespace {
 
-uint64_t mix(uint64_t x) {  // splitmix64's finalizer
-    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ull;
-    x = (x ^ (x >> 27)) * 0x94d049bb133111ebull;
-    return x ^ (x >> 31);
-}
-
-uint64_t fnv1a(const uint8_t* p, int64_t n, uint64_t hash) {
-    for (int64_t i = 0; i < n; ++i) hash = (hash ^ p[i]) * 0x100000001b3ull;
-    return hash;
-}
-
 uint64_t hash_head_and_tail(const MappedFile& file) {
-    constexpr int64_t kPart = 64 << 10;
-    const int64_t part = std::min(kPart, file.size());
-    const uint64_t head = fnv1a(file.data(), part, 0xcbf29ce484222325ull);
-    return fnv1a(file.data() + file.size() - part, part, head);
+    const std::string_view all(reinterpret_cast<const char*>(file.data()), size_t(file.size()));
+    const size_t part = std::min<size_t>(64 << 10, all.size());
+    return fnv1a(all.substr(all.size() - part), fnv1a(all.substr(0, part)));
 }
 
 }  // namespace
@@ -39,8 +28,8 @@ Permutation::Permutation(int64_t n, uint64_t seed, uint64_t epoch) : n_(n) {
     const int bits = std::max(2, int(std::bit_width(uint64_t(n - 1))));
     left_bits_ = bits / 2;
     right_bits_ = bits - left_bits_;
-    uint64_t state = mix(seed + 0x9e3779b97f4a7c15ull) ^ mix(epoch * 0xd1342543de82ef95ull + 1);
-    for (auto& key : keys_) key = mix(state += 0x9e3779b97f4a7c15ull);
+    uint64_t state = splitmix64(seed + 0x9e3779b97f4a7c15ull) ^ splitmix64(epoch * 0xd1342543de82ef95ull + 1);
+    for (auto& key : keys_) key = splitmix64(state += 0x9e3779b97f4a7c15ull);
 }
 
 int64_t Permutation::operator()(int64_t i) const {
@@ -49,8 +38,8 @@ int64_t Permutation::operator()(int64_t i) const {
     do {
         uint64_t left = x >> right_bits_, right = x & right_mask;
         for (int r = 0; r < kRounds; r += 2) {
-            left ^= mix(right ^ keys_[r]) & left_mask;
-            right ^= mix(left ^ keys_[r + 1]) & right_mask;
+            left ^= splitmix64(right ^ keys_[r]) & left_mask;
+            right ^= splitmix64(left ^ keys_[r + 1]) & right_mask;
         }
         x = left << right_bits_ | right;
     } while (x >= uint64_t(n_));

@@ -4,6 +4,8 @@
 
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/sum_hash.h"
+#include "llama/base/text.h"
 #include "llama/parallel/pipeline.h"
 
 namespace rz {
@@ -27,11 +29,7 @@ std::string csv_of(const PipelineSchedule& schedule) {
     return out;
 }
 
-uint64_t text_hash(const PipelineSchedule& schedule) {
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const unsigned char c : csv_of(schedule)) hash = (hash ^ c) * 0x100000001b3;
-    return hash;
-}
+uint64_t text_hash(const PipelineSchedule& schedule) { return fnv1a(csv_of(schedule)); }
 
 namespace {
 
@@ -40,17 +38,6 @@ std::string_view trimmed(std::string_view s) {
     while (!s.empty() && blank(s.front())) s.remove_prefix(1);
     while (!s.empty() && blank(s.back())) s.remove_suffix(1);
     return s;
-}
-
-// Cuts `s` at every `mark`; at least one piece.
-std::vector<std::string_view> pieces(std::string_view s, char mark) {
-    std::vector<std::string_view> out;
-    for (;;) {
-        const size_t at = s.find(mark);
-        out.push_back(s.substr(0, at));
-        if (at == std::string_view::npos) return out;
-        s.remove_prefix(at + 1);
-    }
 }
 
 std::optional<Task> parse_task(std::string_view text) {
@@ -74,7 +61,7 @@ std::optional<Cell> parse_cell(std::string_view text) {
     }
     const size_t close = text.find(')');
     if (close == std::string_view::npos || text.substr(close + 1) != "OVERLAP_F_B") return std::nullopt;
-    const auto parts = pieces(text.substr(1, close - 1), ';');
+    const auto parts = split(text.substr(1, close - 1), ';');
     if (parts.size() != 2) return std::nullopt;
     const auto a = parse_task(parts[0]), b = parse_task(parts[1]);
     if (!a || !b || a->op != Op::F || b->op == Op::F || b->op == Op::W) return std::nullopt;
@@ -87,11 +74,11 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
     constexpr int kMost = 1 << 20;  // of stages and of micro-batches: a number beyond is a typing error
     PipelineSchedule s;
     std::map<std::pair<int, int>, int> home;
-    auto rows = pieces(text, '\n');
+    auto rows = split(text, '\n');
     while (!rows.empty() && trimmed(rows.back()).empty()) rows.pop_back();
     for (size_t r = 0; r < rows.size(); ++r) {
         auto& cells = s.order.emplace_back();
-        const auto fields = pieces(rows[r], ',');
+        const auto fields = split(rows[r], ',');
         for (size_t f = 0; f < fields.size(); ++f) {
             const std::string_view field = trimmed(fields[f]);
             if (field.empty()) continue;

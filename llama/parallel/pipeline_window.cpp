@@ -14,10 +14,8 @@ class Window {
     Window(const PipelineSchedule& s, int most) : s_(s), most_(most) {
         for (const auto& cells : s.order) {
             auto& tasks = left_.emplace_back();
-            for (const Cell& c : cells) {
-                tasks.push_back(c.a);
-                if (c.with) tasks.push_back(*c.with);
-            }
+            for (const Cell& c : cells)
+                for (const Task& t : tasks_of(c)) tasks.push_back(t);
         }
     }
 

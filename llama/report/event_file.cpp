@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <unistd.h>
 
-#include <array>
 #include <bit>
 #include <cerrno>
 #include <cstring>
@@ -12,20 +11,11 @@
 #include "kernels/runtime/check.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/clock.h"
+#include "llama/base/crc32.h"
 #include "llama/report/protobuf.h"
 
 namespace rz {
 namespace {
-
-constexpr std::array<uint32_t, 256> make_crc_table() {
-    std::array<uint32_t, 256> table{};
-    for (uint32_t i = 0; i < 256; ++i) {
-        uint32_t c = i;
-        for (int bit = 0; bit < 8; ++bit) c = (c >> 1) ^ (c & 1 ? 0x82f63b78u : 0);  // Castagnoli, reflected
-        table[i] = c;
-    }
-    return table;
-}
 
 uint32_t masked_crc(std::string_view bytes) {
     const uint32_t c = crc32c(bytes);
@@ -37,13 +27,6 @@ using namespace protobuf;
 std::string event_begin(double wall, int64_t step) { return real(1, wall) + (step != 0 ? whole(2, step) : ""); }
 
 }  // namespace
-
-uint32_t crc32c(std::string_view bytes) {
-    static constexpr auto kTable = make_crc_table();
-    uint32_t c = ~0u;
-    for (const char b : bytes) c = (c >> 8) ^ kTable[(c ^ uint8_t(b)) & 0xff];
-    return ~c;
-}
 
 std::string event_version(double wall) { return event_begin(wall, 0) + bytes(3, "brain.Event:2"); }
 

@@ -41,6 +41,5 @@ std::string event_session_start(double wall, int64_t step);
 std::string event_scalars(double wall, int64_t step, const std::vector<EventFile::Scalar>& scalars);
 std::string event_text(double wall, int64_t step, std::string_view tag, std::string_view text);
 std::string event_record(std::string_view event);  // length, its masked CRC, event, its masked CRC
-uint32_t crc32c(std::string_view bytes);
 
 }  // namespace rz
