@@ -63,31 +63,26 @@ constexpr Point kPoints[] = {
 struct Action {
     const char* name;
     FaultAction action;
-    int signal = 0, error = 0;  // that this process gets, or that a system call fails with
+    int number = 0;  // of the signal that this process gets, or the errno with which a system call fails
 };
 constexpr Action kActions[] = {
-    {"kill", FaultAction::kill, SIGKILL},
-    {"stop", FaultAction::stop, SIGSTOP},
-    {"term", FaultAction::term, SIGTERM},
-    {"usr1", FaultAction::usr1, SIGUSR1},
-    {"int", FaultAction::interrupt, SIGINT},
+    {"kill", FaultAction::signal, SIGKILL},
+    {"stop", FaultAction::signal, SIGSTOP},
+    {"term", FaultAction::signal, SIGTERM},
+    {"usr1", FaultAction::signal, SIGUSR1},
+    {"int", FaultAction::signal, SIGINT},
     {"sleep", FaultAction::sleep},
     {"error", FaultAction::error},
-    {"eio", FaultAction::eio, 0, EIO},
-    {"enospc", FaultAction::enospc, 0, ENOSPC},
-    {"efbig", FaultAction::efbig, 0, EFBIG},
-    {"eacces", FaultAction::eacces, 0, EACCES},
-    {"estale", FaultAction::estale, 0, ESTALE},
+    {"eio", FaultAction::system_call, EIO},
+    {"enospc", FaultAction::system_call, ENOSPC},
+    {"efbig", FaultAction::system_call, EFBIG},
+    {"eacces", FaultAction::system_call, EACCES},
+    {"estale", FaultAction::system_call, ESTALE},
     {"nan", FaultAction::nan},
     {"inf", FaultAction::inf},
     {"flip", FaultAction::flip},
     {"spike", FaultAction::spike},
 };
-
-Action row_of(FaultAction action) {
-    const auto row = std::ranges::find(kActions, action, &Action::action);
-    return row == std::end(kActions) ? Action{"none", action} : *row;
-}
 
 bool is_number(const std::string& text) {
     return !text.empty() && text.size() < 10 && text.find_first_not_of("0123456789") == std::string::npos;
@@ -107,7 +102,7 @@ void parse_action(const std::string& text, FaultSpec& spec) {
     for (const Action& a : kActions)
         if (name == a.name) found = &a;
     if (!found) no_such("action", name, kActions);
-    spec.action = found->action;
+    spec.action = found->action, spec.number = found->number;
     require((equals != std::string::npos) == (spec.action == FaultAction::sleep),
             "FAULT: '%s': sleep takes a time (sleep=2.5), the other actions take nothing", text.c_str());
     if (spec.action != FaultAction::sleep) return;
@@ -149,9 +144,9 @@ FaultSpec parse_fault(const std::string& text) {
 void act(const FaultSpec& spec, int rank, const char* point, int64_t hit) {
     std::fprintf(stderr, "fault: rank %d reached %s, hit %ld\n", rank, point, hit);
     std::fflush(stderr);
-    if (const int signal = row_of(spec.action).signal) {
-        ::raise(signal);  // in this thread: a handler has run when this returns
-        if (signal == SIGKILL || signal == SIGSTOP) ::usleep(100000);  // the whole process, in a moment
+    if (spec.action == FaultAction::signal) {
+        ::raise(spec.number);  // in this thread: a handler has run when this returns
+        if (spec.number == SIGKILL || spec.number == SIGSTOP) ::usleep(100000);  // the whole process, in a moment
     }
     if (spec.action == FaultAction::sleep) ::usleep(useconds_t(spec.seconds * 1e6));
     if (spec.action == FaultAction::error) fail("fault: an error at %s", point);
@@ -176,8 +171,9 @@ class FaultState : public std::enable_shared_from_this<FaultState> {
     }
     bool any() const { return !armed_.empty(); }
 
-    FaultAction hit(const char* point) {
-        FaultAction result = FaultAction::none;
+    // The event that has happened at the point: the last of several.
+    FaultSpec hit(const char* point) {
+        FaultSpec result{.point = point, .action = FaultAction::none};
         std::vector<std::pair<FaultSpec, int64_t>> due;
         {
             std::lock_guard lock(mutex_);
@@ -189,7 +185,7 @@ class FaultState : public std::enable_shared_from_this<FaultState> {
         }
         for (const auto& [spec, hit] : due) {
             act(spec, rank_, point, hit);
-            result = spec.action;
+            result = spec;
         }
         return result;
     }
@@ -204,9 +200,12 @@ class FaultState : public std::enable_shared_from_this<FaultState> {
     std::vector<Armed> armed_;
 };
 
-FaultAction fault_hit(const char* point) { return faults->hit(point); }
+FaultAction fault_hit(const char* point) { return faults->hit(point).action; }
 
-int fault_errno_hit(const char* point) { return row_of(fault_hit(point)).error; }
+int fault_errno_hit(const char* point) {
+    const FaultSpec hit = faults->hit(point);
+    return hit.action == FaultAction::system_call ? hit.number : 0;
+}
 
 }  // namespace detail
 

@@ -15,6 +15,8 @@
 //
 //   FAULT=checkpoint.rename:1:2:kill     rank 1 dies before its second rename
 
+#include <signal.h>
+
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -22,32 +24,15 @@
 
 namespace rz {
 
-enum class FaultAction {
-    none,
-    kill,
-    stop,
-    term,
-    usr1,
-    interrupt,
-    sleep,
-    error,
-    eio,
-    enospc,
-    efbig,
-    eacces,
-    estale,
-    nan,
-    inf,
-    flip,
-    spike
-};
+enum class FaultAction { none, signal, sleep, error, system_call, nan, inf, flip, spike };
 
 struct FaultSpec {
     std::string point;
     int rank = -1;                // -1: every rank
     int64_t first = 1, last = 1;  // hits at which it happens
-    FaultAction action = FaultAction::kill;
-    double seconds = 0;  // of sleep
+    FaultAction action = FaultAction::signal;
+    int number = SIGKILL;  // of the signal, or the errno
+    double seconds = 0;    // of sleep
 };
 
 // Throws naming the part that can't be read; an unknown point or action is answered with the nearest.

@@ -20,7 +20,8 @@ std::string refusal_of_faults(const std::string& text) {
 
 TEST(Fault, EveryFormOfTextIsRead) {
     auto one = [](const char* text) { return parse_faults(text).at(0); };
-    EXPECT_EQ(one("step").action, FaultAction::kill);
+    EXPECT_EQ(one("step").action, FaultAction::signal);
+    EXPECT_EQ(one("step").number, SIGKILL);
     EXPECT_EQ(one("step").rank, -1);
     EXPECT_EQ(one("step").first, 1);
     EXPECT_EQ(one("step:2").rank, 2);
@@ -29,7 +30,7 @@ TEST(Fault, EveryFormOfTextIsRead) {
     EXPECT_EQ(one("step:0:7+:stop").last, INT64_MAX);
     EXPECT_EQ(one("step:0:*:stop").first, 1);
     EXPECT_EQ(one("step:0:*:stop").last, INT64_MAX);
-    EXPECT_EQ(one("step:stop").action, FaultAction::stop);
+    EXPECT_EQ(one("step:stop").number, SIGSTOP);
     EXPECT_DOUBLE_EQ(one("step:1:sleep=2.5").seconds, 2.5);
     EXPECT_EQ(parse_faults("step:1:2:nan,checkpoint.gc").size(), 2u);
     EXPECT_TRUE(parse_faults("").empty());
