@@ -32,9 +32,15 @@ std::string parent_folder(const std::string& path) {
 }
 
 OpenFile open_file(const std::string& path, int flags) {
-    OpenFile file(path, again([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); }));
-    if (file.fd < 0) fail_errno(path, "open");
+    OpenFile file(path, -1);
+    for (int attempt = 0; (file.fd = again([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) < 0;)
+        if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
     return file;
+}
+
+bool reserve(int fd, int64_t bytes) {
+    return again([&] { return ::fallocate(fd, 0, 0, bytes); }) == 0 || errno == EOPNOTSUPP || errno == EINVAL ||
+           errno == ENOSYS;
 }
 
 void fsync_folder(const std::string& folder) {
@@ -206,9 +212,7 @@ AtomicFile::AtomicFile(std::string path, int64_t bytes) : path_(std::move(path))
     if (fd_ < 0) fail_errno(temporary_, "open");
     ::flock(fd_, LOCK_EX | LOCK_NB);  // for remove_left_temporaries(), where the file system has such locks
     if (bytes <= 0) return;
-    // EOPNOTSUPP and EINVAL: this file system reserves nothing; a full disk will show while writing.
-    if (again([&] { return ::fallocate(fd_, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP && errno != EINVAL &&
-        errno != ENOSYS) {
+    if (!reserve(fd_, bytes)) {
         const int error = errno;
         ::close(fd_);
         ::unlink(temporary_.c_str());

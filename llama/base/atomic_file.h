@@ -79,7 +79,9 @@ struct OpenFile {
     std::string path;
     int fd;
 };
-OpenFile open_file(const std::string& path, int flags);  // throws naming it
+OpenFile open_file(const std::string& path, int flags);  // throws naming it, after retries
+// Disk for so many bytes, where the file system reserves any: a full disk shows before they are written. False: errno.
+bool reserve(int fd, int64_t bytes);
 
 // For lines and records that are added one at a time, at the end of a file that there may be: a descriptor, or -1 with
 // errno. Of no FIFO or device. append_whole() adds all of it or nothing and returns false with errno (a full disk).

@@ -98,24 +98,15 @@ struct CheckpointWriter::Job {
 };
 
 namespace {
-// After retries.
-OpenFile open_state_file(const std::string& path, int flags) {
-    OpenFile file(path, -1);
-    for (int attempt = 0; (file.fd = again([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0666); })) < 0;)
-        if (!try_again(errno, attempt, path, "open")) fail_errno(path, "open");
-    return file;
-}
-
 struct Cancelled {};  // another rank has failed: nothing is wrong here
 }  // namespace
 
 // A file of this size, reserved where the file system can: a full disk then shows before anything is written. Rank 0
 // syncs it later, in write_share().
 static void create_sized(const std::string& path, int64_t bytes, const std::string& head, bool with_holes) {
-    const OpenFile file = open_state_file(path, O_WRONLY | O_CREAT | O_TRUNC);
+    const OpenFile file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC);
     if (again([&] { return ::ftruncate(file.fd, bytes); }) != 0) fail_errno(path, "ftruncate");
-    if (!with_holes && again([&] { return ::fallocate(file.fd, 0, 0, bytes); }) != 0 && errno != EOPNOTSUPP &&
-        errno != EINVAL && errno != ENOSYS)
+    if (!with_holes && !reserve(file.fd, bytes))
         fail_errno(path, format("reserving %s", human_bytes(bytes).c_str()).c_str());
     write_all(file.fd, 0, head.data(), int64_t(head.size()), path);
 }
@@ -439,7 +430,7 @@ void CheckpointWriter::write_share(Job& job) {
 void CheckpointWriter::write_file(Job& job, const PartFile& part, const TensorFile& in, uint64_t* hashes) {
     const int64_t e = size_of(part.array.dtype);
     std::vector<char> staging(size_t(options_.background ? 0 : kPieceBytes)), back(static_cast<size_t>(kPieceBytes));
-    OpenFile file = open_state_file(job.folder + "/" + in.path, O_RDWR);
+    OpenFile file = open_file(job.folder + "/" + in.path, O_RDWR);
     ++job.report.traffic.opens;
     if ((errno = fault_errno("checkpoint.shard")) != 0) fail_errno(file.path, "write");
     int64_t at = part.at;
