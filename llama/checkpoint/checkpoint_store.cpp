@@ -22,12 +22,12 @@ namespace fs = std::filesystem;
 
 static std::string step_name(int64_t step) { return format("step_%09ld", step); }
 
-// -1 unless `name` is "step_" and digits.
-static int64_t step_of(const std::string& name) {
-    if (name.rfind("step_", 0) != 0 || name.size() < 6 || name.size() > 5 + 18) return -1;
-    if (name.find_first_not_of("0123456789", 5) != std::string::npos) return -1;
-    const int64_t step = std::stoll(name.substr(5));
-    return step_name(step) == name ? step : -1;  // path() would not find another spelling
+// -1 unless `name` is `begin` and digits.
+static int64_t number_after(std::string_view begin, std::string_view name) {
+    if (!name.starts_with(begin)) return -1;
+    const std::string digits(name.substr(begin.size()));
+    if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos) return -1;
+    return std::stoll(digits);
 }
 
 std::string CheckpointStore::path(int64_t step) const { return folder_ + "/" + step_name(step); }
@@ -39,7 +39,8 @@ std::string CheckpointStore::temporary(int64_t step, const std::string& id) cons
 std::vector<int64_t> CheckpointStore::folders() const {
     std::vector<int64_t> steps;
     for (const std::string& name : names_in(folder_))
-        if (const int64_t step = step_of(name); step >= 0) steps.push_back(step);
+        if (const int64_t step = number_after("step_", name); step >= 0 && step_name(step) == name)
+            steps.push_back(step);  // path() would not find another spelling
     std::sort(steps.begin(), steps.end());
     return steps;
 }
@@ -81,13 +82,8 @@ void CheckpointStore::unmark(int64_t step) const {
 
 std::vector<int64_t> CheckpointStore::marked() const {
     std::vector<int64_t> steps;
-    for (const std::string& name : names_in(folder_)) {
-        if (!name.starts_with(kMarker)) continue;
-        const std::string digits = name.substr(kMarker.size());
-        if (digits.empty() || digits.size() > 18 || digits.find_first_not_of("0123456789") != std::string::npos)
-            continue;
-        steps.push_back(std::stoll(digits));
-    }
+    for (const std::string& name : names_in(folder_))
+        if (const int64_t step = number_after(kMarker, name); step >= 0) steps.push_back(step);
     std::sort(steps.begin(), steps.end());
     return steps;
 }

@@ -105,14 +105,10 @@ std::string Manifest::to_json() const {
     if (!gemm_choices.empty()) json["gemm_choices"] = gemm_choices;
     if (!shards.empty()) {
         OrderedJson sums = OrderedJson::array();
-        for (const ShardSum& s : shards)
+        for (const ShardSum& s : shards) {
             sums.push_back({{"name", s.name}, {"bytes", s.bytes}, {"changed", s.changed}, {"sum", hex(s.sum)}});
-        for (size_t i = 0; i < shards.size(); ++i)
-            if (shards[i].place >= 0) {
-                sums[i]["given"] = shards[i].given;
-                sums[i]["folder"] = shards[i].folder;
-                sums[i]["place"] = shards[i].place;
-            }
+            if (s.place >= 0) sums.back().update({{"given", s.given}, {"folder", s.folder}, {"place", s.place}});
+        }
         json["shards"] = sums;
     }
     if (loss_scale.scale > 0)
@@ -135,16 +131,16 @@ std::string Manifest::to_json() const {
 static ManifestFile parse_file(const Json& entry, const std::string& where) {
     require(entry.is_object(), "%s: files: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
     ManifestFile f;
-    f.path = json_string(json_at(entry, "path", where), "path", where);
+    f.path = json_string_at(entry, "path", where);
     require(is_inside(f.path), "%s: files: \"%s\" is no path inside the checkpoint", where.c_str(), f.path.c_str());
     const std::string place = where + ": " + f.path;
-    f.bytes = json_int(json_at(entry, "bytes", place), "bytes", 0, kMost, place);
+    f.bytes = json_int_at(entry, "bytes", 0, kMost, place);
     f.hash = parse_hash(json_at(entry, "hash", place), "hash", place);
     const Json* tensors = json_find(entry, "tensors");
     if (tensors == nullptr) return f;
     require(tensors->is_object(), "%s: tensors is not an object", place.c_str());
     f.holds_tensors = true;
-    f.dtype = parse_type(json_string(json_at(entry, "dtype", place), "dtype", place), place);
+    f.dtype = parse_type(json_string_at(entry, "dtype", place), place);
     for (const auto& [name, hash] : tensors->items()) f.tensors[name] = parse_hash(hash, name.c_str(), place);
     return f;
 }
@@ -152,17 +148,14 @@ static ManifestFile parse_file(const Json& entry, const std::string& where) {
 static Rollback parse_rollback(const Json& entry, const std::string& where) {
     require(entry.is_object(), "%s: rollbacks: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
     const std::string place = where + ": rollbacks";
-    const auto get = [&](const char* key) { return json_int(json_at(entry, key, place), key, 0, kMost, place); };
-    return {get("from"), get("to"), get("samples"), json_string(json_at(entry, "reason", place), "reason", place)};
+    const auto get = [&](const char* key) { return json_int_at(entry, key, 0, kMost, place); };
+    return {get("from"), get("to"), get("samples"), json_string_at(entry, "reason", place)};
 }
 
 static LossScaleRecord parse_loss_scale(const Json& entry, const std::string& where) {
     require(entry.is_object(), "%s: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
-    const auto get = [&](const char* key, int64_t min) {
-        return json_int(json_at(entry, key, where), key, min, INT32_MAX, where);
-    };
-    LossScaleRecord l{json_number(json_at(entry, "scale", where), "scale", 0x1p-96, 0x1p96, where), get("good", 0),
-                      get("patience", 1)};
+    const auto get = [&](const char* key, int64_t min) { return json_int_at(entry, key, min, INT32_MAX, where); };
+    LossScaleRecord l{json_number_at(entry, "scale", 0x1p-96, 0x1p96, where), get("good", 0), get("patience", 1)};
     int exponent = 0;
     require(std::frexp(l.scale, &exponent) == 0.5, "%s: scale %g is not a power of two", where.c_str(), l.scale);
     return l;
@@ -170,13 +163,13 @@ static LossScaleRecord parse_loss_scale(const Json& entry, const std::string& wh
 
 static ShardSum parse_shard(const Json& entry, const std::string& where) {
     require(entry.is_object(), "%s: %s is not an object", where.c_str(), json_excerpt(entry).c_str());
-    return {.name = json_string(json_at(entry, "name", where), "name", where),
-            .bytes = json_int(json_at(entry, "bytes", where), "bytes", 0, INT64_MAX, where),
-            .changed = json_int(json_at(entry, "changed", where), "changed", INT64_MIN, INT64_MAX, where),
+    return {.name = json_string_at(entry, "name", where),
+            .bytes = json_int_at(entry, "bytes", 0, INT64_MAX, where),
+            .changed = json_int_at(entry, "changed", INT64_MIN, INT64_MAX, where),
             .sum = parse_hash(json_at(entry, "sum", where), "sum", where),
-            .given = json_find(entry, "given") ? json_string(json_at(entry, "given", where), "given", where) : "",
-            .folder = json_find(entry, "folder") ? json_string(json_at(entry, "folder", where), "folder", where) : "",
-            .place = json_find(entry, "place") ? json_int(json_at(entry, "place", where), "place", 0, kMost, where)
+            .given = json_find(entry, "given") ? json_string_at(entry, "given", where) : "",
+            .folder = json_find(entry, "folder") ? json_string_at(entry, "folder", where) : "",
+            .place = json_find(entry, "place") ? json_int_at(entry, "place", 0, kMost, where)
                                                : -1};  // older manifests have neither folder nor place
 }
 
@@ -189,10 +182,8 @@ static std::string object_text(const Json& json, const char* key, const std::str
 Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     const Json json = parse_json(text, where, kManifest);
     require(json.is_object(), "%s: not a JSON object", where.c_str());
-    const auto get_text = [&](const char* key) { return json_string(json_at(json, key, where), key, where); };
-    const auto get_int = [&](const char* key, int64_t max) {
-        return json_int(json_at(json, key, where), key, 0, max, where);
-    };
+    const auto get_text = [&](const char* key) { return json_string_at(json, key, where); };
+    const auto get_int = [&](const char* key, int64_t max) { return json_int_at(json, key, 0, max, where); };
     require(get_text("format") == kFormat, "%s: its format is \"%s\", not \"%s\"", where.c_str(),
             get_text("format").c_str(), kFormat);
     const int64_t version = get_int("version", kMost);
@@ -219,11 +210,11 @@ Manifest Manifest::from_json(std::string_view text, const std::string& where) {
     m.tokens = get_int("tokens", kMost);
     m.data_hash = parse_hash(json_at(json, "data_hash", where), "data_hash", where);
     m.validations = get_int("validations", kMost);
-    m.seconds = json_number(json_at(json, "seconds", where), "seconds", 0, 1e18, where);
+    m.seconds = json_number_at(json, "seconds", 0, 1e18, where);
     if (json_find(json, "lr_from_step")) {  // nor these
         m.lr_from_step = get_int("lr_from_step", m.step);
         m.lr_rewarm = get_int("lr_rewarm", kMost);
-        m.lr_from_rate = json_number(json_at(json, "lr_from_rate", where), "lr_from_rate", 0, 1e6, where);
+        m.lr_from_rate = json_number_at(json, "lr_from_rate", 0, 1e6, where);
     }
     if (const Json* undone = json_find(json, "rollbacks")) {  // older manifests do not have it
         require(undone->is_array(), "%s: rollbacks is not a list", where.c_str());

@@ -173,17 +173,21 @@ std::string compare_replicas(Process& process, const Mesh& mesh, Device device, 
     return text;
 }
 
+void damage_word(Stream& compute, void* word_at, bool nan) {
+    uint32_t word = 0;
+    compute.copy(&word, word_at, 4);
+    compute.synchronize();
+    word = nan ? 0x7fc07fc0u : word ^ 1u << 9;  // fp32's NaN, and two of bf16's
+    compute.copy(word_at, &word, 4);
+    compute.synchronize();
+}
+
 void damage_state(Stream& compute, Zero& zero, StatePart part, bool nan) {
     char* last = nullptr;
     for (const StateArray& array : state_arrays(zero.options))
         if (array.part == part)
             visit_state(zero, array, [&](const OwnedRange& r) { last = static_cast<char*>(r.*array.where); });
-    uint32_t word = 0;
-    compute.copy(&word, last, 4);
-    compute.synchronize();
-    word = nan ? 0x7fc07fc0u : word ^ 1u << 9;  // fp32's NaN, and two of bf16's
-    compute.copy(last, &word, 4);
-    compute.synchronize();
+    damage_word(compute, last, nan);
 }
 
 }  // namespace rz

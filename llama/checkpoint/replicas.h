@@ -27,7 +27,9 @@ bool has_replicas(const Mesh&, const Zero&);
 // Ranks whose value is not that of the majority; all, if there is none. Empty if all agree.
 std::vector<int> odd_ones_out(const std::vector<uint64_t>& values);
 
-// Spoils one element of a part of the state that this rank holds: flips a bit, or makes it NaN. A fault on request.
+// Faults on request: flips a bit of a word on the device, or makes it NaN, in fp32 as in 16 bits.
+void damage_word(Stream& compute, void* word, bool nan);
+// Spoils one element of a part of the state that this rank holds.
 void damage_state(Stream& compute, Zero&, StatePart, bool nan);
 
 }  // namespace rz

@@ -205,6 +205,11 @@ uint32_t TokenShard::sum() const {
     return crc32({reinterpret_cast<const char*>(file_.data() + data_offset_), size_t(tokens_ * token_bytes_)});
 }
 
+void TokenShard::check_range(int64_t begin, int64_t count) const {
+    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
+            begin, begin + count, tokens_);
+}
+
 void TokenShard::bad_token(int64_t position, int64_t vocab) const {
     const uint32_t id = with_tokens(*this, data_offset_, position, [](auto p) { return uint32_t(*p); });
     fail(
@@ -215,8 +220,7 @@ void TokenShard::bad_token(int64_t position, int64_t vocab) const {
 }
 
 void TokenShard::read(int64_t begin, int64_t count, int64_t vocab, int32_t* out) const {
-    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
-            begin, begin + count, tokens_);
+    check_range(begin, count);
     const uint32_t largest = with_tokens(*this, data_offset_, begin, [&](auto p) { return widen(p, count, out); });
     if (count == 0 || largest < vocab) return;
     bad_token(begin + with_tokens(*this, data_offset_, begin,
@@ -225,8 +229,7 @@ void TokenShard::read(int64_t begin, int64_t count, int64_t vocab, int32_t* out)
 }
 
 int64_t TokenShard::targets(int64_t begin, int64_t count) const {
-    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
-            begin, begin + count, tokens_);
+    check_range(begin, count);
     if (!has_targets_) return count;
     const uint8_t* bits = file_.data() + data_offset_ + tokens_ * token_bytes_;
     int64_t n = 0, i = begin;
@@ -238,8 +241,7 @@ int64_t TokenShard::targets(int64_t begin, int64_t count) const {
 }
 
 void TokenShard::ignore_others(int64_t begin, int64_t count, int32_t* ids) const {
-    require(begin >= 0 && count >= 0 && begin <= tokens_ - count, "%s: tokens [%ld, %ld) asked of %ld", path_.c_str(),
-            begin, begin + count, tokens_);
+    check_range(begin, count);
     if (!has_targets_) return;
     const uint8_t* bits = file_.data() + data_offset_ + tokens_ * token_bytes_;
     for (int64_t i = 0; i < count; ++i)
@@ -310,10 +312,9 @@ Dataset load_dataset(const std::string& folder) {
                 base.c_str());
         return folder + "/" + base;
     };
-    const auto read_split = [&](const char* split, std::vector<std::string>& shards, std::vector<int64_t>& sums,
-                                int64_t& tokens) {
+    const auto read_split = [&](const char* split, std::vector<std::string>& shards, std::vector<int64_t>& sums) {
         const Json& part = json_at(json, split, path);
-        tokens = json_int(json_at(part, "tokens", path), "tokens", 0, INT64_MAX, path);
+        json_int_at(part, "tokens", 0, INT64_MAX, path);
         const Json& list = json_at(part, "shards", path);
         require(list.is_array(), "%s: \"shards\" must be an array", path.c_str());
         for (const Json& shard : list) {
@@ -322,24 +323,24 @@ Dataset load_dataset(const std::string& folder) {
             sums.push_back(sum ? json_int(*sum, "crc32", 0, UINT32_MAX, path) : -1);
         }
     };
-    const int64_t version = json_int(json_at(json, "format_version", path), "format_version", 0, INT64_MAX, path);
+    const int64_t version = json_int_at(json, "format_version", 0, INT64_MAX, path);
     require(version == 1, "%s: format_version %ld, but only 1 is known; prepare the data again", path.c_str(), version);
     Dataset d;
     d.folder = folder;
-    d.name = json_string(json_at(json, "name", path), "name", path);
-    d.vocab = json_int(json_at(json, "vocab_size", path), "vocab_size", 1, INT32_MAX, path);
+    d.name = json_string_at(json, "name", path);
+    d.vocab = json_int_at(json, "vocab_size", 1, INT32_MAX, path);
     d.tokenizer = file(json_at(json_at(json, "tokenizer", path), "file", path));
     const Json& tokenizer = json["tokenizer"];
     if (const Json* id = json_find(tokenizer, "eot_id")) d.doc_token = json_int(*id, "eot_id", 0, d.vocab - 1, path);
     if (const Json* id = json_find(tokenizer, "eos_id")) d.eos = json_int(*id, "eos_id", 0, d.vocab - 1, path);
-    read_split("train", d.train, d.train_sums, d.train_tokens);
+    read_split("train", d.train, d.train_sums);
     if (const Json* growing = json_find(json, "growing")) {
         require(growing->is_boolean(), "%s: \"growing\" is true or false, not %s", path.c_str(),
                 json_excerpt(*growing).c_str());
         d.growing = growing->get<bool>();
     }
     if (const Json* packed = json_find(json, "packed")) d.packed = json_int(*packed, "packed", 2, INT32_MAX, path);
-    read_split("val", d.val, d.val_sums, d.val_tokens);
+    read_split("val", d.val, d.val_sums);
     if (const Json* ratio = json_find(json["val"], "bytes_per_token"))
         d.val_bytes_per_token = json_number(*ratio, "bytes_per_token", 0, 1e9, path);
     if (const Json* entropy = json_find(json, "entropy_nats_per_token"))

@@ -64,6 +64,7 @@ class TokenShard {
     void open_llmc();
     void open_raw16();
     void open_megatron(const std::string& index_path);
+    void check_range(int64_t begin, int64_t count) const;
     [[noreturn]] void bad_token(int64_t position, int64_t vocab) const;
 
     std::string path_;
@@ -95,8 +96,7 @@ struct Dataset {
     std::string folder;
     std::string tokenizer;  // path of tokenizer.json
     int64_t vocab = 0;
-    std::vector<std::string> train, val;  // paths of the shards, in order
-    int64_t train_tokens = 0, val_tokens = 0;
+    std::vector<std::string> train, val;        // paths of the shards, in order
     int64_t eos = -1;                           // the tokenizer's own end token, which the data need not have
     double val_bytes_per_token = 0;             // bits per byte = loss in nats / ln 2 / this; 0: not text
     int64_t doc_token = -1;                     // begins each document; -1: unknown

@@ -564,12 +564,11 @@ void TokenizerFiles::set_token_ids(const ModelConfig& config) {
 }
 
 void TokenizerFiles::write_to(const std::string& folder) const {
-    const auto write = [&](const std::string& name, std::string_view content) {
+    for (const auto& [name, content] : files_) {
         if (const size_t slash = name.rfind('/'); slash != std::string::npos)
             make_folder(folder + "/" + name.substr(0, slash));
         write_file_atomically(folder + "/" + name, content);
-    };
-    for (const auto& [name, content] : files_) write(name, content);
+    }
 }
 
 void read_generation_config(const std::string& folder, ModelConfig& config) {

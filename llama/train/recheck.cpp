@@ -5,6 +5,7 @@
 
 #include "llama/base/fault.h"
 #include "llama/base/sum_hash.h"
+#include "llama/checkpoint/replicas.h"
 
 namespace rz {
 
@@ -20,18 +21,9 @@ Recheck::Recheck(Process& process, TrainState& core) : process_(process), core_(
 
 Recheck::~Recheck() { core_.units.before_reduce = nullptr; }
 
-static void flip_a_bit(Stream& compute, void* word_at) {
-    uint32_t word = 0;
-    compute.copy(&word, word_at, 4);
-    compute.synchronize();
-    word ^= 1u << 9;
-    compute.copy(word_at, &word, 4);
-    compute.synchronize();
-}
-
 void Recheck::see(int unit, void* gradients) {
     Stream& compute = core_.compute;
-    if (fault_point("recheck") == FaultAction::flip) flip_a_bit(compute, gradients);
+    if (fault_point("recheck") == FaultAction::flip) damage_word(compute, gradients, /*nan=*/false);
     const int64_t element = size_of(core_.units.grad_dtype(unit));
     const int64_t bytes = core_.units.padded(unit) * element;
     uint64_t hash = 0;
