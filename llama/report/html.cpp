@@ -45,12 +45,7 @@ void HtmlPage::plots(const std::vector<std::string>& svgs) {
 // "</script>" inside a text would end the element, so no '<' stays: JSON has it in texts only.
 void HtmlPage::data(const std::string& id, std::string_view json) {
     std::string safe;
-    for (const char c : json) {
-        if (c == '<')
-            safe += "\\u003c";
-        else
-            safe += c;
-    }
+    for (const char c : json) safe += c == '<' ? "\\u003c" : std::string(1, c);
     body_ += "<script type=\"application/json\" id=\"" + escape_html(id) + "\">" + safe + "</script>\n";
 }
 

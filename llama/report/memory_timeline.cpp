@@ -84,11 +84,6 @@ int64_t place_bars(std::vector<MemoryBar>& bars) {
     return height;
 }
 
-std::string map_text(double x, double y, const char* anchor, const std::string& text) {
-    return format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"12\">%s</text>\n", x, y, anchor,
-                  escape_html(text).c_str());
-}
-
 }  // namespace
 
 std::string memory_svg(const std::string& title, const Changes& changes, DeviceKind side, int64_t peak,
@@ -112,14 +107,14 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
         kMapWidth, kMapHeight, kMapWidth, kMapHeight, escape_html(title).c_str());
     out += format("<text x=\"%g\" y=\"24\" font-size=\"16\" font-weight=\"600\">%s</text>\n", kMapLeft,
                   escape_html(title).c_str());
-    out += map_text(kMapWidth - kMapRight, 24, "end", "peak memory " + human_bytes(peak) + ", of the whole run");
+    out += text_svg(kMapWidth - kMapRight, 24, "end", 12, "peak memory " + human_bytes(peak) + ", of the whole run");
     for (const double tick : round_ticks(0, seconds, 8))
         if (tick <= seconds)
-            out += map_text(x(begin + tick), kMapHeight - kMapBottom + 18, "middle", format("%g s", tick));
+            out += text_svg(x(begin + tick), kMapHeight - kMapBottom + 18, "middle", 12, format("%g s", tick));
     const double unit = std::pow(1024.0, std::floor(std::log2(double(height)) / 10));
     for (const double tick : round_ticks(0, double(height) / unit, 6)) {
         if (tick * unit > double(height)) continue;
-        out += map_text(kMapLeft - 6, y(tick * unit) + 4, "end", human_bytes(int64_t(tick * unit)));
+        out += text_svg(kMapLeft - 6, y(tick * unit) + 4, "end", 12, human_bytes(int64_t(tick * unit)));
         out += format("<path d=\"M%g %.1fh%g\" stroke=\"#85898f\" stroke-opacity=\".25\"/>\n", kMapLeft, y(tick * unit),
                       wide);
     }
@@ -135,7 +130,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
             b.end < end ? format("%.3f s", b.end - begin).c_str() : "the end");
     }
     for (const auto& [name, time] : steps) {
-        out += map_text(x(time) + 3, kMapTop - 4, "start", name);
+        out += text_svg(x(time) + 3, kMapTop - 4, "start", 12, name);
         out += format("<path d=\"M%.1f %gV%g\" stroke=\"#000\" stroke-dasharray=\"4 3\"/>\n", x(time), kMapTop,
                       kMapHeight - kMapBottom);
     }
@@ -143,7 +138,7 @@ std::string memory_svg(const std::string& title, const Changes& changes, DeviceK
     for (size_t k = 0; k < kMemKinds; ++k) {
         if (!seen[k]) continue;
         out += format("<rect x=\"%.1f\" y=\"40\" width=\"12\" height=\"12\" fill=\"%s\"/>\n", at, kKindColours[k]);
-        out += map_text(at + 17, 51, "start", name_of(MemKind(k)));
+        out += text_svg(at + 17, 51, "start", 12, name_of(MemKind(k)));
         at += 42 + 6.4 * double(std::string(name_of(MemKind(k))).size());
     }
     return out + "</svg>\n";

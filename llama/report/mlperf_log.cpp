@@ -10,23 +10,18 @@
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/request.h"
-#include "llama/base/atomic_file.h"
 #include "llama/base/clock.h"
 
 namespace rz {
 
 MlperfLog::MlperfLog(const std::string& file)
-    : path_(file), file_(::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_APPEND, 0666)) {
-    require_request(file_ >= 0 || errno != EEXIST,
+    : file_(file, ::open(file.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_APPEND, 0666)) {
+    require_request(file_.fd >= 0 || errno != EEXIST,
                     "--mllog %s: is there already, and holds one run\n  name another file, or remove it", file.c_str());
-    require_request(file_ >= 0, "--mllog %s: cannot be written: %s\n  name a new file in a folder that is there",
+    require_request(file_.fd >= 0, "--mllog %s: cannot be written: %s\n  name a new file in a folder that is there",
                     file.c_str(), std::strerror(errno));
     record(Event::point, "cache_clear", "false");  // the system's caches are as they were
     record(Event::start, "init_start", "null");
-}
-
-MlperfLog::~MlperfLog() {
-    if (file_ >= 0) ::close(file_);
 }
 
 void MlperfLog::record(Event event, const char* key, const std::string& value, int64_t samples,
@@ -37,10 +32,10 @@ void MlperfLog::record(Event event, const char* key, const std::string& value, i
         ":::MLLOG {\"namespace\": \"\", \"time_ms\": %lld, \"event_type\": \"%s\", \"key\": \"%s\", \"value\": %s, "
         "\"metadata\": {%s}}\n",
         std::llround(1e3 * wall_clock()), kTypes[int(event)], key, value.c_str(), metadata.c_str());
-    if (file_ < 0 || append_whole(file_, line)) return;
-    std::fprintf(stderr, "train_llama: --mllog %s: cannot be written: %s; the run goes on without it\n", path_.c_str(),
-                 std::strerror(errno));
-    ::close(std::exchange(file_, -1));
+    if (file_.fd < 0 || append_whole(file_.fd, line)) return;
+    std::fprintf(stderr, "train_llama: --mllog %s: cannot be written: %s; the run goes on without it\n",
+                 file_.path.c_str(), std::strerror(errno));
+    ::close(std::exchange(file_.fd, -1));
 }
 
 void MlperfLog::run_start(const std::vector<std::pair<std::string, std::string>>& settings) {

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "llama/base/atomic_file.h"
+
 namespace rz {
 
 class MlperfLog {
@@ -13,8 +15,6 @@ class MlperfLog {
     // Opens a new file and begins with init_start: what is before run_start is not timed. A file that can't be written
     // later is said once, and the run goes on.
     explicit MlperfLog(const std::string& file);
-    ~MlperfLog();
-    MlperfLog(const MlperfLog&) = delete;
 
     // The run's settings, as names and JSON; then it is timed.
     void run_start(const std::vector<std::pair<std::string, std::string>>& settings);
@@ -27,8 +27,7 @@ class MlperfLog {
     enum class Event { point, start, stop };
     void record(Event, const char* key, const std::string& value, int64_t samples = -1, const std::string& more = "");
 
-    std::string path_;
-    int file_;
+    OpenFile file_;
     bool reached_ = false;
 };
 

@@ -90,11 +90,6 @@ std::string curve_svg(const Curve& curve, const char* colour, const ValueAxis& x
            dots;
 }
 
-std::string text_svg(double x, double y, const char* anchor, int size, const std::string& text, const char* more = "") {
-    return format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\"%s>%s</text>\n", x, y, anchor, size,
-                  more, escape_markup(text).c_str());
-}
-
 // A line over the plot, in smaller type where it is long. Fonts differ; 0.62 em is a wide one's bold average.
 std::string heading_svg(double y, int size, const std::string& text, const char* more = "") {
     constexpr double kRoom = kWidth - kLeft - 8, kEm = 0.62;
@@ -165,19 +160,14 @@ std::string legend_svg(const std::vector<Curve>& curves, double top) {
 
 std::string escape_markup(std::string_view text) {
     std::string out;
-    for (const char c : printable(text)) {
-        if (c == '<')
-            out += "&lt;";
-        else if (c == '>')
-            out += "&gt;";
-        else if (c == '&')
-            out += "&amp;";
-        else if (c == '"')
-            out += "&quot;";
-        else
-            out += c;
-    }
+    for (const char c : printable(text))
+        out += c == '<' ? "&lt;" : c == '>' ? "&gt;" : c == '&' ? "&amp;" : c == '"' ? "&quot;" : std::string(1, c);
     return out;
+}
+
+std::string text_svg(double x, double y, const char* anchor, int size, const std::string& text, const char* more) {
+    return format("<text x=\"%.1f\" y=\"%.1f\" text-anchor=\"%s\" font-size=\"%d\"%s>%s</text>\n", x, y, anchor, size,
+                  more, escape_markup(text).c_str());
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {

@@ -40,6 +40,9 @@ void write_loss_plot(const std::string& path, const std::string& metrics_jsonl, 
 // Text for SVG and HTML, in an element or an attribute; control characters and bytes that are not UTF-8 as \x1b.
 std::string escape_markup(std::string_view text);
 
+// An SVG text, escaped; `more`: further attributes.
+std::string text_svg(double x, double y, const char* anchor, int size, const std::string& text, const char* more = "");
+
 // At most about `count` + 1 round numbers (1, 2 or 5 times a power of ten apart) that cover [low, high].
 std::vector<double> round_ticks(double low, double high, int count);
 

@@ -69,20 +69,16 @@ RankReport gather_rank_report(Process& process, const RankPlaces& places, Device
     RankReport report;
     report.text = ranks.size() == 1 ? format("  %-12s %12s\n", "peak memory", "bytes")
                                     : format("  %-12s %12s  %-10s %12s\n", "peak memory", "most", "on", "least");
-    auto column = [&](auto&& get) {
+    const auto add = [&](const std::string& name, const OrderedJson::json_pointer& fact) {
         std::vector<int64_t> values;
-        for (const OrderedJson& rank : ranks) values.push_back(get(rank));
-        return values;
+        for (const OrderedJson& rank : ranks) values.push_back(rank[fact].get<int64_t>());
+        report.text += extremes(name, values);
     };
-    for (const auto& [kind, unused] : ranks[0]["memory_peak"].items())
-        report.text +=
-            extremes(kind, column([&](const OrderedJson& r) { return r["memory_peak"][kind].get<int64_t>(); }));
-    report.text +=
-        extremes("cpu scratch", column([](const OrderedJson& r) { return r["cpu_scratch_peak"].get<int64_t>(); }));
-    report.text += extremes("sent", column([](const OrderedJson& r) { return r["bytes_sent"].get<int64_t>(); }));
-    for (const auto& [axis, unused] : ranks[0]["bytes_sent_by_axis"].items())
-        report.text += extremes(
-            "  on " + axis, column([&](const OrderedJson& r) { return r["bytes_sent_by_axis"][axis].get<int64_t>(); }));
+    const OrderedJson::json_pointer peak("/memory_peak"), sent_by_axis("/bytes_sent_by_axis");
+    for (const auto& [kind, unused] : ranks[0][peak].items()) add(kind, peak / kind);
+    add("cpu scratch", OrderedJson::json_pointer("/cpu_scratch_peak"));
+    add("sent", OrderedJson::json_pointer("/bytes_sent"));
+    for (const auto& [axis, unused] : ranks[0][sent_by_axis].items()) add("  on " + axis, sent_by_axis / axis);
     report.text.pop_back();
     report.json = "[\n";
     for (size_t r = 0; r < ranks.size(); ++r)

@@ -93,23 +93,9 @@ WandbFile::~WandbFile() { flush_row(); }
 // A record that could be written in part only is taken back, so that what follows can be read.
 bool WandbFile::write(int field, std::string_view message) {
     const std::string record = log_record(whole(1, ++records_) + bytes(field, message), size_);
-    size_t done = 0;
-    while (done < record.size()) {
-        const ssize_t n = ::pwrite(file_.fd, record.data() + done, record.size() - done, size_ + off_t(done));
-        if (n < 0 && errno == EINTR) continue;
-        if (n <= 0) break;
-        done += size_t(n);
-    }
-    if (done == record.size()) {
-        size_ += int64_t(done);
-        return true;
-    }
-    const int error = errno;
-    if (again([&] { return ::ftruncate(file_.fd, size_); }) != 0)
-        errno = error;  // the next record goes to the same place in any case
-    --records_;
-    errno = error;
-    return false;
+    const bool good = append_whole(file_.fd, record);
+    good ? size_ += int64_t(record.size()) : --records_;
+    return good;
 }
 
 bool WandbFile::flush_row() {
