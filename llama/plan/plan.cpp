@@ -19,9 +19,7 @@ int64_t PlanCase::outside_min() const { return int64_t(kMiB * machine.outside_mi
 int64_t PlanCase::outside_max() const { return int64_t(kMiB * machine.outside_max_mib); }
 
 const PlannedRank& Plan::largest() const {
-    return *std::max_element(ranks.begin(), ranks.end(), [](const PlannedRank& a, const PlannedRank& b) {
-        return a.memory.total < b.memory.total;
-    });
+    return *std::ranges::max_element(ranks, {}, [](const PlannedRank& r) { return r.memory.total; });
 }
 
 // Where the model lies on many ranks, one stands for its peers on tp and cp: they do the same.
@@ -43,10 +41,7 @@ static std::set<int> representatives(const Grid& grid) {
     return chosen;
 }
 
-const PlannedRank& Plan::slowest() const {
-    return *std::max_element(ranks.begin(), ranks.end(),
-                             [](const PlannedRank& a, const PlannedRank& b) { return a.step < b.step; });
-}
+const PlannedRank& Plan::slowest() const { return *std::ranges::max_element(ranks, {}, &PlannedRank::step); }
 
 int64_t tokens_per_step(const PlanCase& c) {
     const TrainOptions& o = c.options;
@@ -130,8 +125,7 @@ Plan make_plan(const PlanCase& c, const PlanHow& how) {
     }
     plan.step_seconds = kSecondsPerTick * double(plan.slowest().mean_step(c.options.stats_every));
     plan.unknown_ops = std::move(unknown.names);
-    std::sort(plan.ranks.begin(), plan.ranks.end(),
-              [](const PlannedRank& a, const PlannedRank& b) { return a.rank < b.rank; });
+    std::ranges::sort(plan.ranks, {}, &PlannedRank::rank);
     plan.nccl = nccl_needs(c, plan);
     plan.outside_min = c.outside_min() + (c.nccl_is_taken ? 0 : plan.nccl.bytes);
     plan.outside_max = c.outside_max() + (c.nccl_is_taken ? 0 : plan.nccl.most_bytes());

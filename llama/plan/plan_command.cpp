@@ -136,10 +136,9 @@ OrderedJson plan_json(const PlanCase& c, const Plan& plan) {
 }
 
 void print_memory(const PlanCase& c, const Plan& plan) {
-    const PlannedRank &most = plan.largest(),
-                      &least = *std::min_element(plan.ranks.begin(), plan.ranks.end(), [](const auto&a, const auto&b) {
-                          return a.memory.total < b.memory.total;
-                      });
+    const PlannedRank& most = plan.largest();
+    const PlannedRank& least =
+        *std::ranges::min_element(plan.ranks, {}, [](const PlannedRank& r) { return r.memory.total; });
     std::printf("memory   bytes at the peak    rank %d, the largest         rank %d, the smallest\n", most.rank,
                 least.rank);
     const auto row = [](const char* name, int64_t a, int64_t b) {

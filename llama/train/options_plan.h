@@ -16,7 +16,6 @@ struct PlanOptions {
     std::string json;  // file for the plan as JSON; "-": standard output, without the text
     bool search = false;
     std::string write_config;  // file for what --search found
-    double time_limit = 0;
 };
 
 // The flags of the plan itself, then those of training.
