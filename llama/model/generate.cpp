@@ -239,7 +239,7 @@ void Decoder::forward_head(int64_t count, const void* previous_mid) {
     const void* rows = final_norm_;
     if (tp_) tp_->gather(stream_, scratch_.whole, final_norm_, count, c.dim, dtype_), rows = scratch_.whole;
     linear(stream_, logits_, at(rows, (count - 1) * c.dim, dtype_), parameters(table_.head()), 1, c.dim, vocab.rows,
-           dtype_);
+           dtype_, dtype_);
     cast(stream_, {.out = tp_ ? own_logits_ : logits32_,
                    .x = logits_,
                    .n = vocab.rows,

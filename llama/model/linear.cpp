@@ -11,11 +11,6 @@ static const void* in_own_type(const Operand& x) {
 }
 
 void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
-            const Fp8Linear* fp8, const void* bias) {
-    linear(s, y, x, w, N, in, out, t, t, fp8, bias);
-}
-
-void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, int64_t in, int64_t out, DType t,
             DType y_dtype, const Fp8Linear* fp8, const void* bias) {
     if (fp8) {
         fp8->forward(s, y, x, w, N, in, out, t, y_dtype);
@@ -32,11 +27,6 @@ void linear(Stream& s, void* y, const Operand& x, const Operand& w, int64_t N, i
              .dtype = t,
              .c_dtype = y_dtype,
              .bias = bias});
-}
-
-void linear_backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,
-                           DType t, const Fp8Linear* fp8) {
-    linear_backward_input(s, dx, dy, w, N, in, out, t, t, fp8);
 }
 
 void linear_backward_input(Stream& s, void* dx, const Operand& dy, const Operand& w, int64_t N, int64_t in, int64_t out,

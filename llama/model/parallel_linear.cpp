@@ -130,13 +130,14 @@ void ParallelLinear::forward(BlockPass& p, void* y, const void* x, const Operand
     Operand weight = w;
     if (parallel == Parallel::column) {
         by_rows(p, rows_of_x(p, x), [&](const void* rows, int64_t first, int64_t count) {
-            linear(s, at(y, first * out, dtype_), operand_x(p, rows), weight, count, in, out, dtype_, fp8_, bias);
+            linear(s, at(y, first * out, dtype_), operand_x(p, rows), weight, count, in, out, dtype_, dtype_, fp8_,
+                   bias);
             weight.again = true;
         });
         return;
     }
     if (!layer_.x_is_measured) measure(p, scale_of_x(p), x, p.N * in, dtype_);
-    if (!tp_) return linear(s, y, operand_x(p, x), w, p.N, in, out, dtype_, fp8_);
+    if (!tp_) return linear(s, y, operand_x(p, x), w, p.N, in, out, dtype_, dtype_, fp8_);
     tp_->scatter(s, y, p.scratch.whole, p.N, out, dtype_, [&](int64_t first, int64_t rows) {
         linear(s, at(p.scratch.whole, first * out, tp_->wire()), operand_x(p, at(x, first * in, dtype_)), weight, rows,
                in, out, dtype_, tp_->wire(), fp8_);
@@ -152,12 +153,12 @@ const void* ParallelLinear::input_grad(BlockPass& p, void* dx, const void* dy, c
         if (coded_dy(p)) tp_->share_magnitude(s, scale_of_dy(p), p.scratch.parts, Fp8::e5m2);
         return by_rows(p, rows_of_dy(p, dy), [&](const void* rows, int64_t first, int64_t count) {
             linear_backward_input(s, at(dx, first * in, dtype_), operand_dy(p, rows), weight, count, in, out, dtype_,
-                                  fp8_);
+                                  dtype_, fp8_);
             weight.again = true;
         });
     }
     const Operand whole = both ? dy_both_ways(p, dy) : operand_dy(p, dy);
-    if (!tp_) return linear_backward_input(s, dx, whole, w, p.N, in, out, dtype_, fp8_), dy;
+    if (!tp_) return linear_backward_input(s, dx, whole, w, p.N, in, out, dtype_, dtype_, fp8_), dy;
     const auto product = [&](int64_t first, int64_t rows) {
         linear_backward_input(s, at(p.scratch.dh, first * in, tp_->wire()), from_element(whole, first * out, dtype_),
                               weight, rows, in, out, dtype_, tp_->wire(), fp8_);

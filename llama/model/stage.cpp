@@ -369,7 +369,7 @@ void Stage::forward(int unit, int slot, const DeviceBatch& b, const PassArgs& go
         if (goal.pass != Pass::logits) return;
         require(!options_.tp, "logits of the whole vocabulary: each rank of the tp axis has a part of them");
         linear(stream_, goal.logits, s.final_norm, parameters(table_.head()), b.B * b.T, config_.dim, config_.vocab,
-               options_.dtype);
+               options_.dtype, options_.dtype);
         return;
     }
     const BlockActivations& a = s.blocks[index(unit)];
@@ -463,7 +463,7 @@ void Stage::head_chunk(const char* x, const char* w, char* dw, int64_t first, in
     const DType t = options_.dtype, partial = options_.tp ? options_.tp->wire() : t;
     const int64_t C = config_.dim, V = vocab_.rows;
     x += first * C * size_of(t);
-    linear(stream_, work_.logits(), x, w, rows, C, V, t);
+    linear(stream_, work_.logits(), x, w, rows, C, V, t, t);
     const int64_t ranks = options_.tp ? options_.tp->size() : 1;
     int32_t* best = options_.tp ? work_.vocab_best() + ranks * rows : goal.best + first;
     if (goal.pass == Pass::score)

@@ -57,8 +57,8 @@ Snr products(Fp8Recipe recipe, int64_t N, int64_t in, int64_t out, float outlier
     for (int64_t o = 0; o < out; ++o) dy[size_t(o)] = bf16(float(dy[size_t(o)]) * outlier);
     std::vector<bf16> y(size_t(N * out)), dx(size_t(N * in));
     std::vector<float> dw(size_t(out * in), 0x1p-24f);
-    linear(stream, y.data(), x.data(), w.data(), N, in, out, DType::bf16, &fp8);
-    linear_backward_input(stream, dx.data(), dy.data(), w.data(), N, in, out, DType::bf16, &fp8);
+    linear(stream, y.data(), x.data(), w.data(), N, in, out, DType::bf16, DType::bf16, &fp8);
+    linear_backward_input(stream, dx.data(), dy.data(), w.data(), N, in, out, DType::bf16, DType::bf16, &fp8);
     linear_backward_weight(stream, dw.data(), dy.data(), x.data(), N, in, out, DType::bf16, DType::f32, &fp8);
     stream.synchronize();
     for (float& v : dw) v -= 0x1p-24f;  // it is added to
@@ -151,7 +151,7 @@ TEST(LinearFp8, InfinityAndNaNReachTheResult) {
     for (const float bad : {float(INFINITY), float(NAN)}) {
         std::vector<bf16> dy = normal(kN * kOut, 3, 1), w = normal(kOut * kIn, 2, 1), dx(size_t(kN * kIn));
         dy[17] = bf16(bad);
-        linear_backward_input(stream, dx.data(), dy.data(), w.data(), kN, kIn, kOut, DType::bf16, &fp8);
+        linear_backward_input(stream, dx.data(), dy.data(), w.data(), kN, kIn, kOut, DType::bf16, DType::bf16, &fp8);
         stream.synchronize();
         EXPECT_TRUE(std::isnan(float(dx[0])));
         EXPECT_TRUE(std::isnan(float(dx.back())));

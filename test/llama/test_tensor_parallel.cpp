@@ -171,7 +171,7 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
             std::vector<float> x(size_t(N * config.dim)), all(x), y(size_t(N * rows.rows));
             for (size_t i = 0; i < x.size(); ++i) x[i] = small_integer(int64_t(i));
             tp.gather(s, all.data(), x.data() + first * config.dim, N, config.dim, DType::f32);
-            linear(s, y.data(), all.data(), w.data() + rows.local, N, config.dim, rows.rows, DType::f32);
+            linear(s, y.data(), all.data(), w.data() + rows.local, N, config.dim, rows.rows, DType::f32, DType::f32);
             s.synchronize();
             for (int64_t n = 0; n < N; ++n)
                 for (int64_t i = 0; i < rows.rows; ++i)
@@ -186,7 +186,8 @@ TEST(TensorParallel, ProductsOfIntegersAreExact) {
             for (int64_t n = 0; n < N; ++n)
                 for (int64_t i = 0; i < cols.cols; ++i)
                     own[size_t(n * cols.cols + i)] = h[size_t(n * config.ffn + cols.first + i)];
-            linear(s, partial.data(), own.data(), w.data() + cols.local, N, cols.cols, config.dim, DType::f32);
+            linear(s, partial.data(), own.data(), w.data() + cols.local, N, cols.cols, config.dim, DType::f32,
+                   DType::f32);
             tp.scatter(s, sum.data(), partial.data(), N, config.dim, DType::f32);
             s.synchronize();
             for (int64_t n = 0; n < R; ++n)
