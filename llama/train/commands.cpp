@@ -8,6 +8,9 @@
 #include <optional>
 #include <set>
 
+#include "kernels/gemm/gemm_tuning.h"
+#include "kernels/runtime/capability.h"
+#include "kernels/runtime/load.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/text.h"
@@ -137,6 +140,13 @@ static void export_gguf(const ExportOptions& o, const std::string& folder, const
                      folder.c_str());
     make_folder(parent_folder(o.to));
     save_gguf(o.to, config, table, dtype, weights, tokenizer ? &*tokenizer : nullptr);
+}
+
+void prepare_device(const ModelUse& o, Device device, std::string note, bool tells) {
+    require_products("--dtype", o.dtype, compute_capability(device), "--dtype fp32");
+    load_kernels(device);
+    for (const std::string& line : {std::move(note), set_gemm_tuning(device, o.gemm_tune, o.gemm_cache)})
+        if (tells && !line.empty()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
 }
 
 // Says how far an export is, every five seconds.

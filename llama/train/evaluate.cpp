@@ -5,9 +5,6 @@
 #include <cstdio>
 #include <omp.h>
 
-#include "kernels/gemm/gemm_tuning.h"
-#include "kernels/runtime/capability.h"
-#include "kernels/runtime/load.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
@@ -134,10 +131,7 @@ static Device choose_device(const EvalOptions& o, Process& process) {
     std::string note;
     const Device device = process.choose_device(o.device, TransportKind::automatic, &note);
     device.make_current();
-    require_products("--dtype", o.dtype, compute_capability(device), "--dtype fp32");
-    load_kernels(device);
-    for (const std::string& line : {note, set_gemm_tuning(device, o.gemm_tune, o.gemm_cache)})
-        if (process.is_root() && !line.empty()) std::fprintf(stderr, "train_llama: %s\n", line.c_str());
+    prepare_device(o, device, note, process.is_root());
     return device;
 }
 

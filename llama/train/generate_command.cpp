@@ -9,9 +9,6 @@
 #include <iostream>
 #include <iterator>
 
-#include "kernels/gemm/gemm_tuning.h"
-#include "kernels/runtime/capability.h"
-#include "kernels/runtime/load.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
@@ -102,11 +99,7 @@ class Writer {
         std::string note;
         Device device = pick_device(o.device, 0, &note);
         device.context = &context_;
-        require_products("--dtype", o.dtype, compute_capability(device), "--dtype fp32");
-        load_kernels(device);
-        if (!note.empty()) std::fprintf(stderr, "train_llama: %s\n", note.c_str());
-        if (note = set_gemm_tuning(device, o.gemm_tune, o.gemm_cache); !note.empty())
-            std::fprintf(stderr, "train_llama: %s\n", note.c_str());
+        prepare_device(o, device, note, /*tells=*/true);
         return device;
     }
 

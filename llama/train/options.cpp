@@ -22,6 +22,15 @@ static std::optional<int> parse_with_training(std::span<const std::string> argum
     return std::nullopt;
 }
 
+// Commands with the flags of training are listed with their own alone.
+template <class Options>
+static CommandTable listed_table(Options& o) {
+    if constexpr (requires { own_command_table(o); })
+        return own_command_table(o);
+    else
+        return command_table(o);
+}
+
 static std::optional<int> parse(std::vector<std::string> arguments, Command& command) {
     if (arguments == std::vector<std::string>{"help"}) {
         std::cout << greeting();
@@ -36,17 +45,10 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
         return exit_code;
     }
     if (!arguments.empty() && arguments[0] == "average") arguments = models_as_flag(arguments);
-    TrainOptions train;
-    PlanOptions plan;
-    GenerateOptions generate;
-    EvalOptions eval;
-    ExportOptions exports;
-    AverageOptions average;
-    ScheduleStudy schedule;
-    CoordinatesOptions coordinates;
-    const CommandTable tables[] = {command_table(train),    command_table(generate),       command_table(eval),
-                                   command_table(exports),  command_table(average),        command_table(schedule),
-                                   own_command_table(plan), own_command_table(coordinates)};
+    Command commands[] = {TrainOptions{},   GenerateOptions{}, EvalOptions{}, ExportOptions{},
+                          AverageOptions{}, ScheduleStudy{},   PlanOptions{}, CoordinatesOptions{}};
+    std::vector<CommandTable> tables;
+    for (Command& c : commands) tables.push_back(std::visit([](auto& o) { return listed_table(o); }, c));
     ParsedFlags found;
     if (const std::optional<int> exit_code = parse_flags(arguments, tables, found)) return exit_code;
     const std::string& name = tables[found.command].name;
@@ -54,26 +56,16 @@ static std::optional<int> parse(std::vector<std::string> arguments, Command& com
         found.command == 0 || found.given.empty(),
         "--%s is a flag of training and does nothing for %s\n  leave it out; %s's own flags come after its name",
         found.given.empty() ? "" : found.given.begin()->c_str(), name.c_str(), name.c_str());
-    if (found.command > 0) {
-        if (name == "generate") command = generate;
-        if (name == "eval") command = eval;
-        if (name == "export") command = exports;
-        if (name == "average") command = average;
-        if (name == "schedule") {
-            check_given(schedule);
-            command = schedule;
-        }
-        return std::nullopt;
-    }
-    resolve_defaults(train, arguments, tables[0], found);
-    check_given(train);
-    check_restarts(train);
-    if (train.presets) {
-        std::cout << preset_table();
-        return 0;
-    }
-    command = train;
-    return std::nullopt;
+    command = std::move(commands[found.command]);
+    if (auto* schedule = std::get_if<ScheduleStudy>(&command)) check_given(*schedule);
+    auto* train = std::get_if<TrainOptions>(&command);
+    if (!train) return std::nullopt;
+    resolve_defaults(*train, arguments, tables[0], found);
+    check_given(*train);
+    check_restarts(*train);
+    if (!train->presets) return std::nullopt;
+    std::cout << preset_table();
+    return 0;
 }
 
 std::optional<int> parse_command_line(const std::vector<std::string>& arguments, Command& command) {

@@ -15,11 +15,20 @@
 
 namespace rz {
 
+// A model to use, and on what.
+struct ModelUse {
+    std::string from;       // a run's folder, a checkpoint or a Hugging Face model
+    std::string tokenizer;  // empty: the model folder's
+    DeviceChoice device = DeviceChoice::automatic;
+    DType dtype = DType::f32;
+    int64_t threads = 0;  // CPU; 0: each command has its own default
+    GemmTune gemm_tune = GemmTune::off;
+    std::string gemm_cache;
+};
+
 // ---- train_llama generate
 
-struct GenerateOptions {
-    std::string from;                 // a run's folder, a checkpoint or a Hugging Face model
-    std::string tokenizer;            // empty: the model folder's
+struct GenerateOptions : ModelUse {
     std::string prompt, prompt_file;  // file "-": standard input
     bool raw_prompt = false, interactive = false, ignore_eos = false, chat = false;
     std::string system;  // the system message of a chat; empty: none
@@ -28,11 +37,6 @@ struct GenerateOptions {
     double temperature = 0.8, top_p = 1.0;
     int64_t top_k = 0;  // 0: all
     uint64_t seed = 1337;
-    DeviceChoice device = DeviceChoice::automatic;
-    DType dtype = DType::f32;
-    int64_t threads = 0;  // CPU; 0: what OpenMP chooses
-    GemmTune gemm_tune = GemmTune::off;
-    std::string gemm_cache;
 };
 
 CommandTable command_table(GenerateOptions&);
@@ -44,9 +48,7 @@ template <>
 inline constexpr auto kNames<AddBos> =
     std::to_array<Named<AddBos>>({{AddBos::automatic, "auto"}, {AddBos::on, "on"}, {AddBos::off, "off"}});
 
-struct EvalOptions {
-    std::string from;       // a run's folder, a checkpoint or a Hugging Face model
-    std::string tokenizer;  // empty: the model folder's
+struct EvalOptions : ModelUse {
     std::string data = "data/eval", tasks;
     int64_t limit = 0;  // examples of each task; 0: all
     int64_t batch = 8;  // items at a time, on each rank
@@ -55,12 +57,7 @@ struct EvalOptions {
     int64_t max_length = 0;  // tokens that the model sees at once; 0: all its positions
     AddBos bos = AddBos::automatic;
     std::string out, requests;  // files to write; empty: none
-    DeviceChoice device = DeviceChoice::automatic;
-    DType dtype = DType::f32;
-    int64_t logits_mib = 0;  // 0: 1024 on CUDA, 32 on the CPU
-    int64_t threads = 0;     // CPU; 0: OMP_NUM_THREADS, or the cores divided among the ranks of the host
-    GemmTune gemm_tune = GemmTune::off;
-    std::string gemm_cache;
+    int64_t logits_mib = 0;     // 0: 1024 on CUDA, 32 on the CPU
 };
 
 CommandTable command_table(EvalOptions&);

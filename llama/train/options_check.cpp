@@ -6,6 +6,12 @@
 
 namespace rz {
 
+// Flags that would do nothing: --FLAG and what is missing.
+static void refuse_without(const TrainOptions& o, bool there, std::initializer_list<const char*> flags,
+                           const std::string& what) {
+    for (const char* flag : flags) require_request(!o.given.count(flag) || there, "--%s %s", flag, what.c_str());
+}
+
 static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
     require_request(!o.given.count("data-weights-at") || o.data_weights_at.empty() ||
                         o.data.find(',') != std::string::npos || o.resume.asked(),
@@ -13,9 +19,8 @@ static void check_mix_evaluation_and_wandb(const TrainOptions& o) {
     require_request(o.eval_every == 0 || !o.eval_tasks.empty() || o.resume.asked(),
                     "--eval-every %ld evaluates on nothing\n  give --eval-tasks, such as hellaswag,perplexity",
                     o.eval_every);
-    for (const char* flag : {"eval-tasks", "eval-data", "eval-limit"})
-        require_request(!o.given.count(flag) || o.eval_every > 0 || o.resume.asked(),
-                        "--%s without evaluations\n  nearest: --eval-every 1000", flag);
+    refuse_without(o, o.eval_every > 0 || o.resume.asked(), {"eval-tasks", "eval-data", "eval-limit"},
+                   "without evaluations\n  nearest: --eval-every 1000");
     require_request(o.wandb.empty() || o.keeps(),
                     "--wandb writes its files into --out, and that is empty: name a folder");
     require_request(o.wandb_name.empty() || !o.wandb.empty() || o.resume.asked(),
@@ -27,9 +32,9 @@ static void check_guards_and_output(const TrainOptions& o) {
         o.on_spike == OnSpike::warn || o.spike_z > 0,
         "--on-spike %s never happens with --spike-z 0, which does not look for spikes\n  nearest: --spike-z 5.7",
         name_of(o.on_spike));
-    for (const char* flag : {"max-rollbacks", "rollback-steps", "rollback-skip"})
-        require_request(!o.given.count(flag) || o.on_spike == OnSpike::rollback || o.resume.asked(),
-                        "--%s without rollbacks\n  nearest: --on-spike rollback", flag);
+    refuse_without(o, o.on_spike == OnSpike::rollback || o.resume.asked(),
+                   {"max-rollbacks", "rollback-steps", "rollback-skip"},
+                   "without rollbacks\n  nearest: --on-spike rollback");
     require_request(
         o.on_spike != OnSpike::rollback || o.keeps(),
         "--on-spike rollback goes back to checkpoints, which lie in --out, and that is empty: name a folder");
@@ -88,9 +93,8 @@ static void check_start_and_batch(const TrainOptions& o) {
     require_request(!o.mup.on() || o.init_from.empty(),
                     "--mup-base-width is about weights that are drawn, and --init-from %s has them: leave it out",
                     o.init_from.c_str());
-    for (const char* flag : {"mup-base-depth", "mup-base-head-dim"})
-        require_request(!o.given.count(flag) || o.mup.on() || o.resume.asked(),
-                        "--%s without muP\n  nearest: --mup-base-width 256", flag);
+    refuse_without(o, o.mup.on() || o.resume.asked(), {"mup-base-depth", "mup-base-head-dim"},
+                   "without muP\n  nearest: --mup-base-width 256");
     require_request(!o.recipe || o.grad_accum == 0,
                     "--auto and --grad-accum %ld both say how large an update is\n  leave one of them out",
                     o.grad_accum);
@@ -101,14 +105,6 @@ static void check_start_and_batch(const TrainOptions& o) {
                     o.batch_ramp.empty() ? 0l : 2 * o.batch_ramp.back().batch_tokens);
     require_request(o.batch_ramp.empty() || o.keeps(),
                     "--batch-ramp saves a checkpoint where the batch grows, in --out, which is empty: name a folder");
-}
-
-static void check_muon(const TrainOptions& o) {
-    for (const char* flag : {"muon-lr", "muon-momentum", "muon-scale", "muon-ns-steps", "muon-coefficients",
-                             "muon-beta2", "muon-dtype", "muon-blocks"})
-        require_request(!o.given.count(flag) || o.optimizer == Optimizer::muon || o.resume.asked(),
-                        "--%s is about Muon, and --optimizer is adamw\n  nearest: --optimizer muon, or leave it out",
-                        flag);
 }
 
 // Refuses flags on this command line that contradict each other, or that would have no effect.
@@ -126,26 +122,26 @@ void check_given(const TrainOptions& o) {
     require_request(!o.given.count("warmup") || o.warmup <= o.steps || o.steps == 0 || o.resume.asked(),
                     "--warmup %ld is longer than the run: --steps %ld never reaches --lr\n  nearest: --warmup %ld",
                     o.warmup, o.steps, o.steps);
-    for (const char* flag : {"allow-tokenizer-change", "resize-vocab"})
-        require_request(!o.given.count(flag) || !o.init_from.empty() || o.resume.asked(),
-                        "--%s is about the model of --init-from, which is not given: leave it out", flag);
-    for (const char* flag : {"lr-continue", "rewarm", "allow-lr-jump", "branch"})
-        require_request(!o.given.count(flag) || o.resume.asked(),
-                        "--%s is about a resumed run\n  nearest: --resume auto, or leave it out", flag);
+    refuse_without(o, !o.init_from.empty() || o.resume.asked(), {"allow-tokenizer-change", "resize-vocab"},
+                   "is about the model of --init-from, which is not given: leave it out");
+    refuse_without(o, o.resume.asked(), {"lr-continue", "rewarm", "allow-lr-jump", "branch"},
+                   "is about a resumed run\n  nearest: --resume auto, or leave it out");
     require_request(int(o.lr_continue) + int(o.rewarm > 0) + int(o.allow_lr_jump) + int(o.branch >= 0) <= 1,
                     "--lr-continue, --rewarm, --allow-lr-jump and --branch each say how the learning rate continues\n"
                     "  give one of them");
     require_request(o.branch < 0 || (o.resume.kind == ResumeFrom::Kind::folder && o.keeps()),
                     "--branch %ld starts from a run in a new folder: give --resume RUN and --out NEW", o.branch);
-    check_muon(o);
+    refuse_without(o, o.optimizer == Optimizer::muon || o.resume.asked(),
+                   {"muon-lr", "muon-momentum", "muon-scale", "muon-ns-steps", "muon-coefficients", "muon-beta2",
+                    "muon-dtype", "muon-blocks"},
+                   "is about Muon, and --optimizer is adamw\n  nearest: --optimizer muon, or leave it out");
     require_request(!o.raw16 || o.data.empty(),
                     "--raw16 is about --train-data: the shards of a --data folder say what they are\n  leave it out");
     require_request(o.doc_token < 0 || o.doc_boundary != DocBoundary::none || o.resume.asked(),
                     "--doc-token %ld: no documents are asked for\n  nearest: --doc-mask bos, or leave it out",
                     o.doc_token);
-    require_request(!o.given.count("prefetch") || o.zero == 3,
-                    "--prefetch is about units gathered ahead, which --zero %ld does not do\n  nearest: --zero 3",
-                    o.zero);
+    refuse_without(o, o.zero == 3, {"prefetch"},
+                   format("is about units gathered ahead, which --zero %ld does not do\n  nearest: --zero 3", o.zero));
     require_request(o.bucket_mib == 0 || o.pp == 1,
                     "--bucket-mib %ld with --pp %ld: a stage reduces each block when the schedule says so\n"
                     "  nearest: --bucket-mib 0, or --pp 1",
@@ -158,12 +154,11 @@ void check_given(const TrainOptions& o) {
     const bool locally = o.accumulate_locally.value_or(false), each_time = !o.accumulate_locally.value_or(true);
     require_request(!locally || o.zero >= 2,
                     "--accumulate-locally: --zero %ld always does\n  leave it out, or --zero 2 or 3", o.zero);
-    for (const char* flag : {"pp-schedule", "pp-stages-per-rank", "pp-layers", "pp-gather", "pp-window"})
-        require_request(!o.given.count(flag) || o.pp > 1 || o.resume.asked(),
-                        "--%s is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out", flag);
-    require_request(!o.given.count("pp-gather") || o.zero == 3 || o.resume.asked(),
-                    "--pp-gather is about gathered parameters, which --zero %ld does not have\n  nearest: --zero 3",
-                    o.zero);
+    refuse_without(o, o.pp > 1 || o.resume.asked(),
+                   {"pp-schedule", "pp-stages-per-rank", "pp-layers", "pp-gather", "pp-window"},
+                   "is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out");
+    refuse_without(o, o.zero == 3 || o.resume.asked(), {"pp-gather"},
+                   format("is about gathered parameters, which --zero %ld does not have\n  nearest: --zero 3", o.zero));
     require_request(!each_time || o.zero >= 2 || o.pp > 1 || o.resume.asked(),
                     "--no-accumulate-locally is about pipelines, and --pp is 1\n  nearest: --pp 2, or leave it out");
     require_request(!each_time || o.zero >= 2 || o.resume.asked(),
@@ -174,17 +169,15 @@ void check_given(const TrainOptions& o) {
                     "--sample-every with --pp %ld and parameters gathered in fp8: samples need them in --dtype\n"
                     "  nearest: --fp8-gather off",
                     o.pp);
-    for (const char* flag : {"tp-wire", "tp-overlap"})
-        require_request(!o.given.count(flag) || o.tp > 1,
-                        "--%s is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out", flag);
+    refuse_without(o, o.tp > 1, {"tp-wire", "tp-overlap"},
+                   "is about the ranks of --tp, which is 1\n  nearest: --tp 2, or leave it out");
     require_request(
         !o.tp_overlap || !o.cuda_graphs,
         "--cuda-graphs on with --tp-overlap on: parts of a product are enqueued as their rows arrive, and a graph is "
         "enqueued whole\n  nearest: --tp-overlap off");
-    require_request(!o.given.count("sample-tokens") || o.sample_every > 0,
-                    "--sample-tokens without samples\n  nearest: --sample-every 1");
-    require_request(!o.given.count("cp-exchange") || o.cp > 1,
-                    "--cp-exchange is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
+    refuse_without(o, o.sample_every > 0, {"sample-tokens"}, "without samples\n  nearest: --sample-every 1");
+    refuse_without(o, o.cp > 1, {"cp-exchange"},
+                   "is about the ranks of --cp, which is 1\n  nearest: --cp 2, or leave it out");
     check_mix_evaluation_and_wandb(o);
     check_guards_and_output(o);
 }

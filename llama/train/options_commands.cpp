@@ -5,11 +5,21 @@
 
 namespace rz {
 
+static void add_from(OptionGroup& g, ModelUse& o) {
+    g.text("--from", ResumeClass::no, o.from, "Model to use: a run's folder, a checkpoint, or any Hugging Face LLaMA.")
+        .required = true;
+}
+
+static void add_tokenizer_and_device(OptionGroup& g, ModelUse& o) {
+    g.text("--tokenizer", ResumeClass::no, o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
+    g.choice("--device", ResumeClass::no, o.device, "Device. auto: CUDA where it is usable.");
+    g.choice("--dtype", ResumeClass::no, o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});
+}
+
 CommandTable command_table(GenerateOptions& o) {
     CommandTable table{"generate", "Continue a prompt with a trained model", {}};
     OptionGroup g(table.rows, "Generation");
-    g.text("--from", ResumeClass::no, o.from, "Model to use: a run's folder, a checkpoint, or any Hugging Face LLaMA.")
-        .required = true;
+    add_from(g, o);
     g.text("--prompt", ResumeClass::no, o.prompt, "Text to continue. Its special tokens (\"<s>\") are their ids.",
            "TEXT");
     g.text("--prompt-file", ResumeClass::no, o.prompt_file, "File with the text to continue; -: standard input.");
@@ -31,9 +41,7 @@ CommandTable command_table(GenerateOptions& o) {
     g.real("--top-p", ResumeClass::no, o.top_p, 0, 1,
            "Probability that the likeliest tokens to choose from reach together.");
     g.seed("--seed", ResumeClass::no, o.seed, "Seed of the random choices.");
-    g.text("--tokenizer", ResumeClass::no, o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
-    g.choice("--device", ResumeClass::no, o.device, "Device. auto: CUDA where it is usable.");
-    g.choice("--dtype", ResumeClass::no, o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});
+    add_tokenizer_and_device(g, o);
     g.whole("--threads", ResumeClass::no, o.threads, 0, 1 << 16,
             "Number of CPU threads. 0: one for a model below 64 MiB, else one for each idle core.");
     add_gemm_rows(g, ResumeClass::no, o.gemm_tune, o.gemm_cache);
@@ -44,8 +52,7 @@ CommandTable command_table(EvalOptions& o) {
     CommandTable table{
         "eval", "Score a model on tasks and texts, as lm-evaluation-harness does; any number of ranks", {}};
     OptionGroup g(table.rows, "Evaluation");
-    g.text("--from", ResumeClass::no, o.from, "Model to use: a run's folder, a checkpoint, or any Hugging Face LLaMA.")
-        .required = true;
+    add_from(g, o);
     g.text("--tasks", ResumeClass::no, o.tasks,
            "Tasks: names of .jsonl files in --data, such as hellaswag,arc_easy,perplexity.", "LIST")
         .required = true;
@@ -66,9 +73,7 @@ CommandTable command_table(EvalOptions& o) {
              "Whether every text begins with the bos token. auto: as the tokenizer says.");
     g.text("--out", ResumeClass::no, o.out, "JSON file for the results.", "FILE");
     g.text("--requests", ResumeClass::no, o.requests, "JSONL file for the log-likelihood of every choice.", "FILE");
-    g.text("--tokenizer", ResumeClass::no, o.tokenizer, "Tokenizer: a tokenizer.json. [the model folder's]");
-    g.choice("--device", ResumeClass::no, o.device, "Device. auto: CUDA where it is usable.");
-    g.choice("--dtype", ResumeClass::no, o.dtype, "Data type of weights and activations.", {DType::f32, DType::bf16});
+    add_tokenizer_and_device(g, o);
     g.whole("--logits-mib", ResumeClass::no, o.logits_mib, 0, 1 << 20,
             "Largest chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
     g.whole("--threads", ResumeClass::no, o.threads, 0, 1 << 16,

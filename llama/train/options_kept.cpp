@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "llama/base/text.h"
 #include "llama/data/synthetic_data.h"
 #include "llama/train/options_train.h"
 
@@ -17,15 +18,13 @@ std::string kept_value(const std::string& name, const ParsedFlags& found) {
     if (name == "data" && is_made_data(value)) return value;
     if (name != "data" && name != "train-data" && name != "val-data" && name != "tokenizer" && name != "eval-data")
         return value;
-    std::string all;
-    for (size_t at = 0; at < value.size();) {
-        const size_t end = std::min(value.find(',', at), value.size());
+    std::vector<std::string> files = split(value, ',');
+    for (std::string& file : files) {
         std::error_code none;
-        const std::string one = value.substr(at, end - at), whole = std::filesystem::absolute(one, none);
-        all += (all.empty() ? "" : ",") + (none || one.empty() ? one : whole);
-        at = end + 1;
+        const std::string whole = std::filesystem::absolute(file, none);
+        if (!none && !file.empty()) file = whole;
     }
-    return all;
+    return joined(files, ",");
 }
 
 bool same_value(const std::string& a, const std::string& b) {
