@@ -265,7 +265,7 @@ StepVerdict Metrics::judge(const Probe& probe, double loss_sum, double z_sum, do
                                    .tokens = double(std::max<int64_t>(1, batches_.targets_of(probe.step))),
                                    .grad_norm = norm,
                                    .loss_scale = scaling.on() ? scale : 0,
-                                   .scale_adapts = scaling.dynamic && scale > double(scaling.least),
+                                   .adapting_scale = scaling.dynamic && scale > double(scaling.least) ? scale : 0,
                                    .seconds = seconds,
                                    .own_seconds = own_seconds,
                                    .data_hash = probe.data_hash,

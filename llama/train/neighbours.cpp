@@ -37,18 +37,21 @@ SnapshotHosts::SnapshotHosts(Process& process) : rank_(process.rank()) {
     }
 }
 
-std::vector<int> SnapshotHosts::makers() const {
-    std::vector<int> all;
+// Ascending.
+template <class Which>
+std::vector<int> SnapshotHosts::ranks_where(const Which& which) const {
+    std::vector<int> ranks;
     for (int r = 0; r < int(first_.size()); ++r)
-        if (first_[size_t(r)] == r) all.push_back(r);
-    return all;
+        if (which(r)) ranks.push_back(r);
+    return ranks;
 }
 
-std::vector<int> SnapshotHosts::members(int maker) const {
-    std::vector<int> all;
-    for (int r = 0; r < int(first_.size()); ++r)
-        if (first_[size_t(r)] == maker) all.push_back(r);
-    return all;
+std::vector<int> SnapshotHosts::makers() const {
+    return ranks_where([&](int r) { return maker(r) == r; });
+}
+
+std::vector<int> SnapshotHosts::members(int of) const {
+    return ranks_where([&](int r) { return maker(r) == of; });
 }
 
 int SnapshotHosts::keeper(int rank) const {
@@ -61,10 +64,7 @@ int SnapshotHosts::keeper(int rank) const {
 }
 
 std::vector<int> SnapshotHosts::kept_by(int keeper_rank) const {
-    std::vector<int> all;
-    for (int r = 0; r < int(first_.size()); ++r)
-        if (keeper(r) == keeper_rank) all.push_back(r);
-    return all;
+    return ranks_where([&](int r) { return keeper(r) == keeper_rank; });
 }
 
 // ---- a share in files -----------------------------------------------------------------------------------------------

@@ -32,6 +32,8 @@ class SnapshotHosts {
     std::vector<int> kept_by(int keeper) const;
 
    private:
+    template <class Which>
+    std::vector<int> ranks_where(const Which&) const;
     int rank_;
     std::vector<int> first_;
 };

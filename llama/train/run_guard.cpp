@@ -117,31 +117,14 @@ bool RunGuard::is_outlier(int64_t step, double loss_sum, double tokens, double g
 }
 
 StepVerdict RunGuard::judge(const StepNumbers& n) {
-    struct Vote {
-        double loss_sum, z_sum, own_seconds, seconds;
-        Batches::Attended attended;
-        uint64_t data_hash;
-        int64_t memory, reserved;
+    struct Vote : StepNumbers {
         StopCause stop;
         int32_t end;    // exit code of what rank 0 knows, or 0
         int32_t dumps;  // of the flight recorder, that this rank has been asked for
-        int32_t unused;
-        SlowSigns signs;
+        int32_t unused = 0;
     };
     Watch* const watch = process_.watch().get();
-    const Vote own{n.loss_sum,
-                   n.z_sum,
-                   n.own_seconds,
-                   n.seconds,
-                   n.attended,
-                   n.data_hash,
-                   n.memory,
-                   n.reserved,
-                   own_stop(),
-                   known_ ? known_->exit_code : 0,
-                   watch ? watch->dumps() : 0,
-                   0,
-                   n.signs};
+    const Vote own{n, own_stop(), known_ ? known_->exit_code : 0, watch ? watch->dumps() : 0};
     const std::vector<Vote> votes = process_.all_gather(own);
 
     StepVerdict j;
@@ -164,8 +147,7 @@ StepVerdict RunGuard::judge(const StepNumbers& n) {
 
     j.loss = sum / n.tokens;
     j.z_loss = z_sum / n.tokens;
-    const Verdict verdict =
-        guards_.observe(n.step, j.loss, n.grad_norm, n.scale_adapts ? n.loss_scale : 0, n.step == left_out_);
+    const Verdict verdict = guards_.observe(n.step, j.loss, n.grad_norm, n.adapting_scale, n.step == left_out_);
     j.note = verdict.note;
     j.bad = verdict.spike || verdict.skipped || verdict.left_out;
     if (n.loss_scale > 0) j.json += format(",\"loss_scale\":%.9g", n.loss_scale);

@@ -26,7 +26,7 @@ struct StepNumbers {
     double tokens = 1;          // targets of all ranks
     double grad_norm = 0;       // the same on all ranks, of the unscaled gradient
     double loss_scale = 0;      // that the step used; 0: none
-    bool scale_adapts = false;  // it is dynamic, and not at its floor
+    double adapting_scale = 0;  // the same where it is dynamic, and not at its floor; else 0
     double seconds = 0;         // of the step
     double own_seconds = 0;     // of them, without waiting for other ranks
     uint64_t data_hash = 0;     // of the tokens that this rank consumed

@@ -75,6 +75,9 @@ Owner parse(const std::string& text) {
     return o;
 }
 
+// The part of an owner's line that is for people.
+std::string told(const std::string& owner) { return owner.substr(0, owner.find(", boot ")); }
+
 enum class Life { dead, alive, unknown };
 Life life_of(const Owner& o) {
     if (o.boot[0] == 0) {  // of an earlier version
@@ -127,8 +130,8 @@ RunLock::Before RunLock::before(const std::string& path) {
 }
 
 void RunLock::refuse(const std::string& owner, const std::string& remedy) const {
-    fail("folder %s (--out): another run writes there (%s)\n  %s", folder_.c_str(),
-         owner.substr(0, owner.find(", boot ")).c_str(), remedy.c_str());
+    fail("folder %s (--out): another run writes there (%s)\n  %s", folder_.c_str(), told(owner).c_str(),
+         remedy.c_str());
 }
 
 std::string RunLock::signature() const {
@@ -219,9 +222,8 @@ void RunLock::publish(const std::string& mine) {
 
 // True: an owner elsewhere counts no more; false if its file has gone. Throws if it lives.
 bool RunLock::stands_still(const std::string& owner, double lease) const {
-    const std::string who = owner.substr(0, owner.find(", boot "));
     std::fprintf(stderr, "train_llama: %s: looks for %.0f s whether its run still lives (%s)\n", folder_.c_str(), lease,
-                 who.c_str());
+                 told(owner).c_str());
     for (const double end = monotonic_clock() + lease; monotonic_clock() < end; pause(0.1)) {
         const std::string now = first_line(path_);
         if (now.empty()) return false;
@@ -288,9 +290,8 @@ bool RunLock::held() {
 }
 
 std::string RunLock::lost() const {
-    const std::string owner = first_line(path_);
     return format("%s was removed, and another run has taken the folder (%s): this one ends before both write there",
-                  path_.c_str(), owner.substr(0, owner.find(", boot ")).c_str());
+                  path_.c_str(), told(first_line(path_)).c_str());
 }
 
 RunLock::~RunLock() {

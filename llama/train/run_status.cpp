@@ -78,19 +78,11 @@ void RunStatus::saved(int64_t step) {
     if (rank_ == 0) write_running();
 }
 
-void RunStatus::finished(int64_t step) {
+void RunStatus::ends(const char* state, int64_t step, int exit_code, const std::string& reason) {
     if (files_) files_->finish();
     std::lock_guard lock(mutex_);
     step_ = step;
-    if (rank_ == 0) write("finished", 0, "", rank_, /*durable=*/true);
-    ended_ = true;
-}
-
-void RunStatus::stopped(int64_t step, int exit_code, const std::string& reason) {
-    if (files_) files_->finish();
-    std::lock_guard lock(mutex_);
-    step_ = step;
-    if (rank_ == 0) write("stopped", exit_code, reason, rank_, /*durable=*/true);
+    if (rank_ == 0) write(state, exit_code, reason, rank_, /*durable=*/true);
     ended_ = true;
 }
 

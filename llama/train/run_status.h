@@ -33,8 +33,8 @@ class RunStatus {
 
     void running(int64_t step);  // at most every second, and not fsynced: cheap enough for every step
     void saved(int64_t step);    // a checkpoint is complete
-    void finished(int64_t step);
-    void stopped(int64_t step, int exit_code, const std::string& reason);
+    void finished(int64_t step) { ends("finished", step, 0, ""); }
+    void stopped(int64_t step, int exit_code, const std::string& reason) { ends("stopped", step, exit_code, reason); }
     // From any thread, and when much is broken already: never throws. `rank` < 0: this one.
     void failed(int exit_code, const std::string& reason, int rank = -1);
 
@@ -47,6 +47,7 @@ class RunStatus {
    private:
     std::string record(const char* state, int exit_code, const std::string& reason, int rank) const;
     void write_running();
+    void ends(const char* state, int64_t step, int exit_code, const std::string& reason);
     void write(const char* state, int exit_code, const std::string& reason, int rank, bool durable);
 
     std::string folder_, started_;

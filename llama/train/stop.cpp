@@ -71,21 +71,8 @@ void forget_stop_signal() {
 }
 
 std::string describe_stop(StopCause cause, int rank) {
-    switch (cause) {
-        case StopCause::terminate:
-            return format("SIGTERM on rank %d", rank);
-        case StopCause::usr1:
-            return format("SIGUSR1 on rank %d", rank);
-        case StopCause::interrupt:
-            return format("SIGINT on rank %d", rank);
-        case StopCause::hangup:
-            return format("SIGHUP on rank %d", rank);
-        case StopCause::time_limit:
-            return "the time limit";
-        case StopCause::none:
-            break;
-    }
-    return "nothing";
+    const bool is_signal = cause != StopCause::none && cause != StopCause::time_limit;
+    return name_of(cause) + (is_signal ? format(" on rank %d", rank) : "");
 }
 
 TimeLimit::TimeLimit(double seconds, double started, double wall) {

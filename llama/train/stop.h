@@ -13,9 +13,18 @@
 #include <cstdint>
 #include <string>
 
+#include "kernels/runtime/names.h"
+
 namespace rz {
 
 enum class StopCause : int32_t { none = 0, terminate, usr1, interrupt, time_limit, hangup };
+template <>
+inline constexpr auto kNames<StopCause> = std::to_array<Named<StopCause>>({{StopCause::none, "nothing"},
+                                                                           {StopCause::terminate, "SIGTERM"},
+                                                                           {StopCause::usr1, "SIGUSR1"},
+                                                                           {StopCause::interrupt, "SIGINT"},
+                                                                           {StopCause::time_limit, "the time limit"},
+                                                                           {StopCause::hangup, "SIGHUP"}});
 
 // Installs the handlers. A second SIGINT counts only 0.3 s after the first: a terminal sends Ctrl-C to mpirun, which
 // passes it on, and to the ranks.
