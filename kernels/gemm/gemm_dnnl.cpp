@@ -16,9 +16,7 @@ const char* gemm_dnnl_version() { return nullptr; }
 #include <array>
 #include <bit>
 #include <cstdio>
-#include <list>
 #include <map>
-#include <memory>
 #include <oneapi/dnnl/dnnl.hpp>
 
 #include "kernels/copy_rows.h"
@@ -170,29 +168,16 @@ Plan make_plan(const Gemm& g) {
     return plan;
 }
 
-// The most recently used plans of a thread. Making one compiles code (about a millisecond), so a step must not.
-class PlanCache {
-   public:
-    std::shared_ptr<const Plan> find(const Gemm& g) {
-        const Key key = key_of(g);
-        if (auto it = index_.find(key); it != index_.end()) {
-            order_.splice(order_.begin(), order_, it->second);
-            return it->second->second;
-        }
-        order_.emplace_front(key, std::make_shared<const Plan>(make_plan(g)));
-        index_[key] = order_.begin();
-        if (order_.size() > kCapacity) {
-            index_.erase(order_.back().first);
-            order_.pop_back();
-        }
-        return order_.front().second;
-    }
-
-   private:
-    static constexpr size_t kCapacity = 512;
-    std::list<std::pair<Key, std::shared_ptr<const Plan> > > order_;
-    std::map<Key, decltype(order_)::iterator> index_;
-};
+// This thread's plan. Making one compiles code (about a millisecond), so a step must not. Beyond so many shapes all are
+// planned anew.
+const Plan& plan_of(const Gemm& g) {
+    constexpr size_t kMost = 512;
+    thread_local std::map<Key, Plan> plans;
+    const Key key = key_of(g);
+    if (const auto known = plans.find(key); known != plans.end()) return known->second;
+    if (plans.size() == kMost) plans.clear();
+    return plans.emplace(key, make_plan(g)).first->second;
+}
 
 }  // namespace
 
@@ -202,9 +187,8 @@ bool gemm_dnnl(const Gemm& g) {
     if (g.M == 1 && g.trans_a && g.lda != 1) return false;  // and reads such an A as if lda were 1
     require(g.a && g.b && g.c, "gemm: a null pointer (M=%ld N=%ld K=%ld)", g.M, g.N, g.K);
     const WordsForACrash guard;
-    thread_local PlanCache cache;
-    const std::shared_ptr<const Plan> plan = cache.find(g);
-    if (!plan->matmul) return false;
+    const Plan& plan = plan_of(g);
+    if (!plan.matmul) return false;
     if (g.add)  // what oneDNN adds is in C
         copy_rows_cpu({.out = g.c,
                        .x = g.add,
@@ -216,14 +200,14 @@ bool gemm_dnnl(const Gemm& g) {
                        .dtype = g.c_dtype});
     try {
         thread_local dnnl::stream stream(engine());
-        const dnnl::memory a(plan->a, engine(), const_cast<void*>(g.a)), b(plan->b, engine(), const_cast<void*>(g.b)),
-            c(plan->c, engine(), g.c);
-        const int64_t bytes = int64_t(plan->scratch.get_size());
-        const dnnl::memory scratch(plan->scratch, engine(), bytes ? thread_scratch<0>(bytes) : nullptr);
+        const dnnl::memory a(plan.a, engine(), const_cast<void*>(g.a)), b(plan.b, engine(), const_cast<void*>(g.b)),
+            c(plan.c, engine(), g.c);
+        const int64_t bytes = int64_t(plan.scratch.get_size());
+        const dnnl::memory scratch(plan.scratch, engine(), bytes ? thread_scratch<0>(bytes) : nullptr);
         std::unordered_map<int, dnnl::memory> arguments = {
             {DNNL_ARG_SRC, a}, {DNNL_ARG_WEIGHTS, b}, {DNNL_ARG_DST, c}, {DNNL_ARG_SCRATCHPAD, scratch}};
-        if (g.bias) arguments[DNNL_ARG_BIAS] = {plan->bias, engine(), const_cast<void*>(g.bias)};
-        plan->matmul.execute(stream, arguments);
+        if (g.bias) arguments[DNNL_ARG_BIAS] = {plan.bias, engine(), const_cast<void*>(g.bias)};
+        plan.matmul.execute(stream, arguments);
         stream.wait();
     } catch (const dnnl::error& error) {
         fail("gemm: oneDNN: %s (M=%ld N=%ld K=%ld)", error.what(), g.M, g.N, g.K);
