@@ -121,12 +121,8 @@ void attention_forward(Stream& stream, const AttentionForward& a) {
 
 std::string attention_advice(DType dtype, int64_t D) {
     constexpr int64_t kCovered[] = {64, 80, 96, 128};  // mma_covers() and wgmma's
-    if (dtype == DType::f32) return "";
-    for (const int64_t c : kCovered)
-        if (c == D) return "";
-    int64_t nearest = kCovered[0];
-    for (const int64_t c : kCovered)
-        if (std::abs(c - D) < std::abs(nearest - D)) nearest = c;
+    const int64_t nearest = *std::ranges::min_element(kCovered, {}, [&](int64_t c) { return std::abs(c - D); });
+    if (dtype == DType::f32 || nearest == D) return "";
     return format(
         "head dimension %ld has no tensor-core kernel (64, 80, 96, 128 have; nearest: %ld), so attention runs on the "
         "scalar units: at an H100's peaks 67 TFLOP/s instead of 989 (a prediction)",
