@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "dev/bench/ops.h"
+#include "kernels/adamw.h"
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
 #include "test/kernels/attention_double.h"
@@ -131,6 +132,40 @@ class CpuTensors : public ops::Tensors {
     Stream stream_{Device{}, "test"};
     std::list<Tensor> tensors_;
     std::vector<const Tensor*> results_;
+};
+
+// A range of AdamW's flat buffers
+struct AdamCase {
+    int64_t n = 70001, first = 1000;
+    std::vector<int64_t> ends = {900, 1000, 1500, 40000, 40001, 80000};
+    std::vector<uint8_t> decays = {1, 0, 1, 0, 1, 0};
+    float grad_scale = 0.25f;
+
+    AdamW args(const Tensor& param, const Tensor& master, const Tensor& m, const Tensor& v, const Tensor& grad,
+               int64_t step) {
+        return {.param = param.data(),
+                .master = master.data(),
+                .m = m.data(),
+                .v = v.data(),
+                .grad = grad.data(),
+                .grad_scale = &grad_scale,
+                .n = n,
+                .segment_end = ends.data(),
+                .decays = decays.data(),
+                .segments = int64_t(ends.size()),
+                .first = first,
+                .lr = 1e-2f,
+                .beta1 = 0.9f,
+                .beta2 = 0.95f,
+                .eps = 1e-8f,
+                .weight_decay = 0.1f,
+                .step = step,
+                .param_dtype = param.dtype(),
+                .grad_dtype = grad.dtype(),
+                .master_dtype = master.dtype(),
+                .adam_dtype = m.dtype(),
+                .seed = 99};
+    }
 };
 
 inline double largest(const Doubles& x) {
@@ -269,6 +304,15 @@ struct AtSimdLevel {
     SimdLevel before = simd_level();
     explicit AtSimdLevel(SimdLevel level) { set_simd_level(level); }
     ~AtSimdLevel() { set_simd_level(before); }
+};
+
+// A suite for INSTANTIATE_TEST_SUITE_P(Simd, ..., testing::ValuesIn(simd_levels()), SimdTest::name)
+class SimdTest : public testing::TestWithParam<SimdLevel> {
+   public:
+    static std::string name(const testing::TestParamInfo<SimdLevel>& info) { return name_of(info.param); }
+
+   private:
+    AtSimdLevel level_{GetParam()};
 };
 
 }  // namespace rz::test

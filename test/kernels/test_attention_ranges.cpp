@@ -11,11 +11,8 @@
 namespace rz::test {
 namespace {
 
-class AttentionRanges : public testing::TestWithParam<SimdLevel> {
-    AtSimdLevel level_{GetParam()};
-};
-INSTANTIATE_TEST_SUITE_P(Simd, AttentionRanges, testing::ValuesIn(simd_levels()),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+class AttentionRanges : public SimdTest {};
+INSTANTIATE_TEST_SUITE_P(Simd, AttentionRanges, testing::ValuesIn(simd_levels()), SimdTest::name);
 
 // Documents of these lengths, one after the other, in every batch row
 std::vector<int32_t> starts(const std::vector<int64_t>& lengths, int64_t B) {
@@ -119,7 +116,7 @@ TEST_P(AttentionRanges, ChunksOfQueriesGiveTheBitsOfTheWholeCall) {
         for (const int64_t chunk : {2, 38, 57, 100})
             for (const bool documents : {false, true}) {
                 const auto first = documents ? starts({1, 60, 130, 37}, 1) : std::vector<int32_t>{};
-                SCOPED_TRACE(format("chunks of %ld, %s", long(chunk), name_of(dtype)));
+                SCOPED_TRACE(format("chunks of %ld, %s", chunk, name_of(dtype)));
                 const Sequences one_head{1, 228, 1, 1, 16, first, dtype}, group{1, 228, 3, 1, 16, first, dtype};
                 for (const Sequences* s : {&one_head, &group}) {
                     const Outputs want = whole(*s), got = in_chunks(*s, chunk);

@@ -108,11 +108,7 @@ TEST(BufferTest, MoreThanTheHostHasIsRefused) {
 
 struct FakeHost {
     TempFolder root;
-    void add(const std::string& path, const std::string& text) {
-        const std::filesystem::path whole = root.path + path;
-        std::filesystem::create_directories(whole.parent_path());
-        std::ofstream(whole) << text;
-    }
+    void add(const std::string& path, const std::string& text) { write_text(root.path + path, text); }
     int64_t available() { return available_host_memory(root / "proc", root / "cgroup"); }
 };
 

@@ -21,11 +21,8 @@ namespace lanes {
 #include "kernels/cpu/simd_vec.h"
 }
 
-class CpuOps : public testing::TestWithParam<SimdLevel> {
-    AtSimdLevel level_{GetParam()};
-};
-INSTANTIATE_TEST_SUITE_P(Simd, CpuOps, testing::ValuesIn(simd_levels()),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+class CpuOps : public SimdTest {};
+INSTANTIATE_TEST_SUITE_P(Simd, CpuOps, testing::ValuesIn(simd_levels()), SimdTest::name);
 
 // ---- the same bits for any number of threads ------------------------------------------------------------------------
 

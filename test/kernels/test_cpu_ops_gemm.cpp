@@ -16,9 +16,9 @@ namespace {
 using Product = ops::GemmCase;
 
 std::string text(const Product& p) {
-    return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld bias %d apart %d", long(p.M),
-                  long(p.N), long(p.K), p.trans_a, p.trans_b, double(p.alpha), double(p.beta), name_of(p.dtype),
-                  name_of(p.c_dtype), long(p.gap), p.biased, p.apart);
+    return format("M=%ld N=%ld K=%ld trans %d %d alpha %g beta %g %s -> %s padding %ld bias %d apart %d", p.M, p.N, p.K,
+                  p.trans_a, p.trans_b, double(p.alpha), double(p.beta), name_of(p.dtype), name_of(p.c_dtype), p.gap,
+                  p.biased, p.apart);
 }
 
 void expect_product(const Product& p, void (*run)(const Gemm&)) {

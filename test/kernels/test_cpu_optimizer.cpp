@@ -1,7 +1,6 @@
 // The CPU's AdamW and gradient norm: against their formulas, on any cut of the buffer, with gradients that
 // are not finite.
 
-#include "kernels/adamw.h"
 #include "kernels/bias_correction.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
@@ -12,44 +11,8 @@
 namespace rz::test {
 namespace {
 
-class CpuOptimizer : public testing::TestWithParam<SimdLevel> {
-    AtSimdLevel level_{GetParam()};
-};
-INSTANTIATE_TEST_SUITE_P(Simd, CpuOptimizer, testing::ValuesIn(simd_levels()),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
-
-struct AdamCase {
-    int64_t n = 70001, first = 1000;
-    std::vector<int64_t> ends = {900, 1000, 1500, 40000, 40001, 80000};
-    std::vector<uint8_t> decays = {1, 0, 1, 0, 1, 0};
-    float grad_scale = 0.25f;
-
-    AdamW args(const Tensor& param, const Tensor& master, const Tensor& m, const Tensor& v, const Tensor& grad,
-               int64_t step) {
-        return {.param = param.data(),
-                .master = master.data(),
-                .m = m.data(),
-                .v = v.data(),
-                .grad = grad.data(),
-                .grad_scale = &grad_scale,
-                .n = n,
-                .segment_end = ends.data(),
-                .decays = decays.data(),
-                .segments = int64_t(ends.size()),
-                .first = first,
-                .lr = 1e-2f,
-                .beta1 = 0.9f,
-                .beta2 = 0.95f,
-                .eps = 1e-8f,
-                .weight_decay = 0.1f,
-                .step = step,
-                .param_dtype = param.dtype(),
-                .grad_dtype = grad.dtype(),
-                .master_dtype = master.dtype(),
-                .adam_dtype = m.dtype(),
-                .seed = 99};
-    }
-};
+class CpuOptimizer : public SimdTest {};
+INSTANTIATE_TEST_SUITE_P(Simd, CpuOptimizer, testing::ValuesIn(simd_levels()), SimdTest::name);
 
 TEST_P(CpuOptimizer, AdamwFollowsTheFormula) {
     for (DType param_dtype : kTypes)

@@ -38,6 +38,19 @@ uint64_t fnv(const void* data, size_t bytes) {
 
 float from_bits(uint32_t bits) { return std::bit_cast<float>(bits); }
 
+// A tensor's codes, as they lie and transposed
+struct Quantised {
+    Fp8Scale scale = {};
+    std::vector<uint8_t> y, y_t;
+
+    template <class T>
+    Quantised(const std::vector<T>& x, int64_t rows, int64_t columns, Fp8 type, DType dtype)
+        : y(x.size()), y_t(x.size()) {
+        abs_max_cpu({&scale, x.data(), int64_t(x.size()), dtype});
+        quantise_cpu({y.data(), y_t.data(), &scale, x.data(), rows, columns, type, dtype});
+    }
+};
+
 template <Fp8 kType>
 uint64_t hash_of_all_bf16() {
     std::vector<uint8_t> codes;
@@ -63,20 +76,11 @@ TEST(Fp8, TensorsAreQuantisedAsByTorchao) {
                 const uint32_t random = (i + base) * 1664525u + 1013904223u;
                 x.push_back(uint16_t(random >> 31 << 15 | (base - (random >> 16 & 15)) << 7 | (random >> 8 & 127)));
             }
-            Fp8Scale scale = {};
-            std::vector<uint8_t> codes(2 * kSize);
-            abs_max_cpu({.scale = &scale, .x = x.data(), .n = kSize, .dtype = DType::bf16});
-            quantise_cpu({.y = codes.data(),
-                          .y_t = codes.data() + kSize,
-                          .scale = &scale,
-                          .x = x.data(),
-                          .rows = kRows,
-                          .columns = kColumns,
-                          .type = type,
-                          .dtype = DType::bf16});
-            out.insert(out.end(), codes.begin(), codes.end());
-            const auto* inverse = reinterpret_cast<const uint8_t*>(&scale.inverse);
-            out.insert(out.end(), inverse, inverse + sizeof scale.inverse);
+            const Quantised q(x, kRows, kColumns, type, DType::bf16);
+            out.insert(out.end(), q.y.begin(), q.y.end());
+            out.insert(out.end(), q.y_t.begin(), q.y_t.end());
+            const auto* inverse = reinterpret_cast<const uint8_t*>(&q.scale.inverse);
+            out.insert(out.end(), inverse, inverse + sizeof q.scale.inverse);
         }
         EXPECT_EQ(fnv(out.data(), out.size()), want);
     }
@@ -176,13 +180,10 @@ double snr_of_normal_numbers(Fp8 type) {
     constexpr int64_t kRows = 64, kColumns = 256, n = kRows * kColumns;
     std::vector<float> x(n);
     for (int64_t i = 0; i < n; i += 4) philox_normal4(5, uint64_t(i / 4), 0, &x[size_t(i)]);
-    std::vector<uint8_t> y(n);
-    alignas(16) Fp8Scale scale{};
-    abs_max_cpu({&scale, x.data(), n, DType::f32});
-    quantise_cpu({y.data(), nullptr, &scale, x.data(), kRows, kColumns, type, DType::f32});
+    const Quantised q(x, kRows, kColumns, type, DType::f32);
     double signal = 0, noise = 0;
     for (size_t i = 0; i < size_t(n); ++i) {
-        const double error = double(fp8_values(type)[y[i]] * scale.inverse) - double(x[i]);
+        const double error = double(fp8_values(type)[q.y[i]] * q.scale.inverse) - double(x[i]);
         signal += double(x[i]) * double(x[i]);
         noise += error * error;
     }
@@ -198,19 +199,14 @@ TEST(Quantise, NormalNumbersKeepTheirSignalToNoiseRatio) {
 
 // Scaled to its own maximum, e5m2 reaches lower than e4m3.
 TEST(Quantise, EachTypeIsScaledToItsOwnMaximum) {
-    alignas(16) Fp8Scale scale{};
-    const float three[16] = {3, -1, 0x1p-28f};
-    uint8_t y[16 * 16];
     std::vector<float> x(256);
-    std::copy(three, three + 16, x.begin());
+    x[0] = 3, x[1] = -1, x[2] = 0x1p-28f;
     for (const Fp8 t : {Fp8::e4m3, Fp8::e5m2}) {
-        scale = {};
-        abs_max_cpu({&scale, x.data(), 256, DType::f32});
-        EXPECT_EQ(std::bit_cast<float>(scale.amax), 3);
-        quantise_cpu({y, nullptr, &scale, x.data(), 16, 16, t, DType::f32});
-        EXPECT_EQ(fp8_values(t)[y[0]], fp8_max(t)) << name_of(t);
-        EXPECT_EQ(scale.inverse, 1 / (fp8_max(t) / 3));
-        EXPECT_EQ(y[2] != 0, t == Fp8::e5m2) << "2^-28 of 3: within e5m2's range, below e4m3's";
+        const Quantised q(x, 16, 16, t, DType::f32);
+        EXPECT_EQ(std::bit_cast<float>(q.scale.amax), 3);
+        EXPECT_EQ(fp8_values(t)[q.y[0]], fp8_max(t)) << name_of(t);
+        EXPECT_EQ(q.scale.inverse, 1 / (fp8_max(t) / 3));
+        EXPECT_EQ(q.y[2] != 0, t == Fp8::e5m2) << "2^-28 of 3: within e5m2's range, below e4m3's";
     }
 }
 
@@ -219,11 +215,7 @@ TEST(Quantise, WhatIsNotFiniteMakesTheInverseNaN) {
         std::vector<float> x(256, 1.0f);
         x[77] = bad;
         x[200] = 1e30f;
-        alignas(16) Fp8Scale scale{};
-        std::vector<uint8_t> y(256);
-        abs_max_cpu({&scale, x.data(), 256, DType::f32});
-        quantise_cpu({y.data(), nullptr, &scale, x.data(), 16, 16, Fp8::e4m3, DType::f32});
-        EXPECT_TRUE(std::isnan(scale.inverse)) << bad;
+        EXPECT_TRUE(std::isnan(Quantised(x, 16, 16, Fp8::e4m3, DType::f32).scale.inverse)) << bad;
     }
 }
 

@@ -7,11 +7,8 @@
 namespace rz::test {
 namespace {
 
-class Gradients : public testing::TestWithParam<SimdLevel> {
-    AtSimdLevel level_{GetParam()};
-};
-INSTANTIATE_TEST_SUITE_P(Simd, Gradients, testing::ValuesIn(simd_levels()),
-                         [](const auto& info) { return std::string(name_of(info.param)); });
+class Gradients : public SimdTest {};
+INSTANTIATE_TEST_SUITE_P(Simd, Gradients, testing::ValuesIn(simd_levels()), SimdTest::name);
 
 // |error| <= roundings * 2^-24 * scale + one rounding of the result to dtype (and of what was there before, for +=)
 std::function<double(size_t)> tolerance(double roundings, double scale, DType stored, const Doubles& result) {
@@ -19,7 +16,7 @@ std::function<double(size_t)> tolerance(double roundings, double scale, DType st
 }
 
 void rmsnorm_case(int64_t N, int64_t C, DType dtype, DType grad_dtype, bool with_residual) {
-    SCOPED_TRACE(format("N=%ld C=%ld %s, dw %s", long(N), long(C), name_of(dtype), name_of(grad_dtype)));
+    SCOPED_TRACE(format("N=%ld C=%ld %s, dw %s", N, C, name_of(dtype), name_of(grad_dtype)));
     const double eps = 1e-5;
     CpuTensors t;
     RmsnormForward f = ops::NormCase{N, C, dtype}.forward(t);
@@ -85,7 +82,7 @@ TEST_P(Gradients, RmsnormsWithResidualAreCentralDifferences) {
 TEST_P(Gradients, SwiglusAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, F] : {std::pair<int64_t, int64_t>{1, 1}, {3, 33}, {29, 344}}) {
-            SCOPED_TRACE(format("N=%ld F=%ld %s", long(N), long(F), name_of(dtype)));
+            SCOPED_TRACE(format("N=%ld F=%ld %s", N, F, name_of(dtype)));
             CpuTensors t;
             const ops::SwigluCase c{N, F, dtype, 3};
             const SwigluForward f = c.forward(t);
@@ -120,7 +117,7 @@ TEST_P(Gradients, SwigluSaturatesWithoutNaN) {
 TEST_P(Gradients, BiasesAreSumsOverRows) {
     for (DType dtype : kTypes)
         for (const auto& [N, C] : {std::pair<int64_t, int64_t>{1, 1}, {7, 37}, {150, 24}}) {
-            SCOPED_TRACE(format("N=%ld C=%ld %s", long(N), long(C), name_of(dtype)));
+            SCOPED_TRACE(format("N=%ld C=%ld %s", N, C, name_of(dtype)));
             CpuTensors t;
             const ops::BiasCase c{N, C, dtype};
             const AddBias f = c.add(t);
@@ -187,7 +184,7 @@ TEST_P(Gradients, NormsOfHeadsAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (int64_t D : {2, 6, 64, 80})
             for (const auto& [rotates, together] : {std::pair(true, false), {false, false}, {true, true}}) {
-                SCOPED_TRACE(format("D=%ld %s, %s%s", long(D), name_of(dtype), rotates ? "rotated" : "not rotated",
+                SCOPED_TRACE(format("D=%ld %s, %s%s", D, name_of(dtype), rotates ? "rotated" : "not rotated",
                                     together ? ", all heads together" : ""));
                 NormsOfHeads o{.D = D, .rotates = rotates, .together = together};
                 rope_tables(o.cosine.data(), o.sine.data(), 40, D, 10000, {});
@@ -232,7 +229,7 @@ TEST_P(Gradients, NormsOfHeadsAreCentralDifferences) {
 TEST_P(Gradients, RopesAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (int64_t D : {2, 6, 64, 80}) {
-            SCOPED_TRACE(format("D=%ld %s", long(D), name_of(dtype)));
+            SCOPED_TRACE(format("D=%ld %s", D, name_of(dtype)));
             const int64_t T = 7, N = 2 * T, heads = 3, stride = 4 * D + 2, positions = 40;
             std::vector<float> cosine(size_t(positions * D / 2)), sine(cosine.size());
             rope_tables(cosine.data(), sine.data(), positions, D, 10000, {});
@@ -271,7 +268,7 @@ TEST_P(Gradients, RopesAreCentralDifferences) {
 TEST_P(Gradients, CrossEntropysAreCentralDifferences) {
     for (DType dtype : kTypes)
         for (auto [N, V] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {4, 1031}, {2, 3003}}) {
-            SCOPED_TRACE(format("N=%ld V=%ld %s", long(N), long(V), name_of(dtype)));
+            SCOPED_TRACE(format("N=%ld V=%ld %s", N, V, name_of(dtype)));
             const float scale = 0.37f;
             ops::LogitsCase c{N, V, {}, dtype, scale};
             for (int64_t n = 0; n < N; ++n)
@@ -324,8 +321,7 @@ TEST_P(Gradients, EmbeddingsAreSumsOverTheTokensRows) {
 }
 
 void attention_case(const PackedAttention& s, DType dtype) {
-    SCOPED_TRACE(format("B=%ld T=%ld H=%ld K=%ld D=%ld %s", long(s.B), long(s.Tq), long(s.H), long(s.K), long(s.D),
-                        name_of(dtype)));
+    SCOPED_TRACE(format("B=%ld T=%ld H=%ld K=%ld D=%ld %s", s.B, s.Tq, s.H, s.K, s.D, name_of(dtype)));
     CpuTensors t;
     const ops::AttentionCase c{s.B, s.Tq, s.Tk, s.H, s.K, s.D, dtype, /*packed=*/true};
     const AttentionForward f = c.forward(t);

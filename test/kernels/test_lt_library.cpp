@@ -22,44 +22,37 @@ TEST(LtLibrary, IsThatOfTheHeaders) {
               LIBRARY(cublasLtGetStatusString)(CUBLAS_STATUS_ARCH_MISMATCH));
 }
 
+template <class T, class Object, class What>
+static T attribute(cublasStatus_t (*get)(Object, What, void*, size_t, size_t*), Object object, What what) {
+    T value{};
+    size_t n = 0;
+    EXPECT_EQ(get(object, what, &value, sizeof value, &n), CUBLAS_STATUS_SUCCESS);
+    return value;
+}
+
 TEST(LtLibrary, LayoutsAreAsAskedFor) {
     const auto get = LIBRARY(cublasLtMatrixLayoutGetAttribute);
-    const auto is_3_by_5_in_7 = [&](cublasLtMatrixLayout_t layout) {
-        uint64_t rows = 0, columns = 0;
-        int64_t ld = 0;
-        cudaDataType_t type{};
-        size_t n = 0;
-        EXPECT_EQ(get(layout, CUBLASLT_MATRIX_LAYOUT_ROWS, &rows, sizeof rows, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(layout, CUBLASLT_MATRIX_LAYOUT_COLS, &columns, sizeof columns, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(layout, CUBLASLT_MATRIX_LAYOUT_LD, &ld, sizeof ld, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(layout, CUBLASLT_MATRIX_LAYOUT_TYPE, &type, sizeof type, &n), CUBLAS_STATUS_SUCCESS);
-        return rows == 3 && columns == 5 && ld == 7 && type == CUDA_R_16BF;
-    };
     cublasLtMatrixLayoutOpaque_t own;
-    ASSERT_EQ(cublasLtMatrixLayoutInit(&own, CUDA_R_16BF, 3, 5, 7), CUBLAS_STATUS_SUCCESS);
-    EXPECT_TRUE(is_3_by_5_in_7(&own));
+    cublasLtMatrixLayout_t layout = &own;
+    ASSERT_EQ(cublasLtMatrixLayoutInit(layout, CUDA_R_16BF, 3, 5, 7), CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(attribute<uint64_t>(get, layout, CUBLASLT_MATRIX_LAYOUT_ROWS), 3u);
+    EXPECT_EQ(attribute<uint64_t>(get, layout, CUBLASLT_MATRIX_LAYOUT_COLS), 5u);
+    EXPECT_EQ(attribute<int64_t>(get, layout, CUBLASLT_MATRIX_LAYOUT_LD), 7);
+    EXPECT_EQ(attribute<cudaDataType_t>(get, layout, CUBLASLT_MATRIX_LAYOUT_TYPE), CUDA_R_16BF);
 }
 
 TEST(LtLibrary, OperationsAndPreferencesAreAsAskedFor) {
     const auto get = LIBRARY(cublasLtMatmulDescGetAttribute);
-    const auto is_transposed = [&](cublasLtMatmulDesc_t operation) {
-        const cublasOperation_t asked = CUBLAS_OP_T;
-        EXPECT_EQ(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &asked, sizeof asked),
-                  CUBLAS_STATUS_SUCCESS);
-        cublasOperation_t first{}, second{};
-        cudaDataType_t scale{};
-        cublasComputeType_t compute{};
-        size_t n = 0;
-        EXPECT_EQ(get(operation, CUBLASLT_MATMUL_DESC_TRANSA, &first, sizeof first, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(operation, CUBLASLT_MATMUL_DESC_TRANSB, &second, sizeof second, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(operation, CUBLASLT_MATMUL_DESC_SCALE_TYPE, &scale, sizeof scale, &n), CUBLAS_STATUS_SUCCESS);
-        EXPECT_EQ(get(operation, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, &compute, sizeof compute, &n),
-                  CUBLAS_STATUS_SUCCESS);
-        return first == CUBLAS_OP_N && second == CUBLAS_OP_T && scale == CUDA_R_32F && compute == CUBLAS_COMPUTE_32F;
-    };
     cublasLtMatmulDescOpaque_t own;
-    ASSERT_EQ(cublasLtMatmulDescInit(&own, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
-    EXPECT_TRUE(is_transposed(&own));
+    cublasLtMatmulDesc_t operation = &own;
+    ASSERT_EQ(cublasLtMatmulDescInit(operation, CUBLAS_COMPUTE_32F, CUDA_R_32F), CUBLAS_STATUS_SUCCESS);
+    const cublasOperation_t asked = CUBLAS_OP_T;
+    EXPECT_EQ(cublasLtMatmulDescSetAttribute(operation, CUBLASLT_MATMUL_DESC_TRANSB, &asked, sizeof asked),
+              CUBLAS_STATUS_SUCCESS);
+    EXPECT_EQ(attribute<cublasOperation_t>(get, operation, CUBLASLT_MATMUL_DESC_TRANSA), CUBLAS_OP_N);
+    EXPECT_EQ(attribute<cublasOperation_t>(get, operation, CUBLASLT_MATMUL_DESC_TRANSB), CUBLAS_OP_T);
+    EXPECT_EQ(attribute<cudaDataType_t>(get, operation, CUBLASLT_MATMUL_DESC_SCALE_TYPE), CUDA_R_32F);
+    EXPECT_EQ(attribute<cublasComputeType_t>(get, operation, CUBLASLT_MATMUL_DESC_COMPUTE_TYPE), CUBLAS_COMPUTE_32F);
 
     cublasLtMatmulPreferenceOpaque_t preference;
     const auto most = CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;

@@ -1,19 +1,9 @@
 // Newton-Schulz's iteration against its polynomial on singular values, in double.
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <random>
-#include <utility>
-#include <vector>
-
 #include "kernels/gemm/newton_schulz.h"
-#include "kernels/runtime/memory.h"
-#include "test/kernels/cpu_device.h"
+#include "test/kernels/double_ops.h"
 
-namespace rz {
+namespace rz::test {
 namespace {
-
-using Doubles = std::vector<double>;
 
 // (n, k): k orthonormal columns, from Gram and Schmidt applied twice to random ones.
 Doubles orthonormal(int64_t n, int64_t k, std::mt19937& rng) {
@@ -65,11 +55,7 @@ double error_of(int64_t rows, int64_t cols, DType dtype, const std::vector<Quint
     const Doubles want = compose(u, s, v, rows, cols);
 
     Stream stream({DeviceKind::cpu, 0}, "compute");
-    Buffer x(Device{}, rows * cols * size_of(dtype), MemKind::workspace, "x");
-    Buffer work(Device{}, newton_schulz_bytes(rows, cols, dtype), MemKind::workspace, "work");
-    for (int64_t i = 0; i < rows * cols; ++i)
-        dtype == DType::f32 ? void(x.as<float>()[i] = float(input[size_t(i)]))
-                            : void(x.as<bf16>()[i] = bf16(float(input[size_t(i)])));
+    const Tensor x(input, dtype), work(newton_schulz_bytes(rows, cols, dtype) / 4, DType::f32);
     newton_schulz(stream, {.x = x.data(),
                            .rows = rows,
                            .cols = cols,
@@ -79,16 +65,15 @@ double error_of(int64_t rows, int64_t cols, DType dtype, const std::vector<Quint
                            .work = work.data()});
     stream.synchronize();
     double largest = 0, square_of_all = 0;
-    const auto got = [&](int64_t i) {
-        return dtype == DType::f32 ? double(x.as<float>()[i]) : double(float(x.as<bf16>()[i]));
-    };
+    const Doubles got = x.values();
     for (int64_t r = 0; r < k; ++r) {
         double value = 0;
         for (int64_t i = 0; i < rows; ++i)
-            for (int64_t j = 0; j < cols; ++j) value += u[size_t(i * k + r)] * got(i * cols + j) * v[size_t(j * k + r)];
+            for (int64_t j = 0; j < cols; ++j)
+                value += u[size_t(i * k + r)] * got[size_t(i * cols + j)] * v[size_t(j * k + r)];
         largest = std::max(largest, std::abs(value - s[size_t(r)]));
     }
-    for (int64_t i = 0; i < rows * cols; ++i) square_of_all += std::pow(got(i) - want[size_t(i)], 2);
+    for (size_t i = 0; i < got.size(); ++i) square_of_all += std::pow(got[i] - want[i], 2);
     EXPECT_LT(std::sqrt(square_of_all), (dtype == DType::f32 ? 4e-6 : 0.15) * std::sqrt(double(k)));
     return largest;
 }
@@ -183,7 +168,7 @@ TEST(NewtonSchulz, SymmetricProductsAreSymmetric) {
 TEST(NewtonSchulz, ZeroStaysZero) {
     Stream stream({DeviceKind::cpu, 0}, "compute");
     std::vector<float> x(12 * 20, 0);
-    Buffer work(Device{}, newton_schulz_bytes(12, 20, DType::f32), MemKind::workspace, "work");
+    const Tensor work(newton_schulz_bytes(12, 20, DType::f32) / 4, DType::f32);
     newton_schulz(
         stream,
         {.x = x.data(), .rows = 12, .cols = 20, .dtype = DType::f32, .steps = jordan_steps(5), .work = work.data()});
@@ -192,4 +177,4 @@ TEST(NewtonSchulz, ZeroStaysZero) {
 }
 
 }  // namespace
-}  // namespace rz
+}  // namespace rz::test

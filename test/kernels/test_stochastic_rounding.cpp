@@ -4,7 +4,6 @@
 
 #include <random>
 
-#include "kernels/adamw.h"
 #include "test/kernels/double_ops.h"
 
 namespace rz::test {
@@ -44,9 +43,7 @@ TEST(StochasticRounding, WhatBf16HasIsNeverChanged) {
 struct OneState {
     int64_t n;
     double w, m, v, g;
-    float lr = 1e-3f, grad_scale = 1;
-    std::vector<int64_t> ends = {int64_t(1) << 40};
-    std::vector<uint8_t> decays = {0};
+    float lr = 1e-3f;
 
     struct After {
         Doubles w, m, v;
@@ -54,29 +51,12 @@ struct OneState {
     After update(DType dtype, uint64_t seed, int64_t first, int64_t step, int times = 1) const {
         const auto all = [&](double x) { return Tensor(Doubles(size_t(n), x), dtype); };
         const Tensor tw = all(w), tm = all(m), tv = all(v), tg(Doubles(size_t(n), g), DType::f32);
-        for (int i = 0; i < times; ++i)
-            adamw_cpu({.param = tw.data(),
-                       .master = tw.data(),
-                       .m = tm.data(),
-                       .v = tv.data(),
-                       .grad = tg.data(),
-                       .grad_scale = &grad_scale,
-                       .n = n,
-                       .segment_end = ends.data(),
-                       .decays = decays.data(),
-                       .segments = 1,
-                       .first = first,
-                       .lr = lr,
-                       .beta1 = 0.9f,
-                       .beta2 = 0.95f,
-                       .eps = 1e-8f,
-                       .weight_decay = 0,
-                       .step = step + i,
-                       .param_dtype = dtype,
-                       .grad_dtype = DType::f32,
-                       .master_dtype = dtype,
-                       .adam_dtype = dtype,
-                       .seed = seed});
+        AdamCase c{.n = n, .first = first, .ends = {int64_t(1) << 40}, .decays = {0}, .grad_scale = 1};
+        for (int i = 0; i < times; ++i) {
+            AdamW a = c.args(tw, tw, tm, tv, tg, step + i);
+            a.lr = lr, a.weight_decay = 0, a.seed = seed;
+            adamw_cpu(a);
+        }
         return {tw.values(), tm.values(), tv.values()};
     }
 };

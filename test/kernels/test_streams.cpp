@@ -1,13 +1,13 @@
 // A failed stream: nothing that failed work would have made is read, here or on a stream that waits.
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <future>
 #include <memory>
 #include <stdexcept>
 #include <string>
 
 #include "kernels/runtime/device.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -16,13 +16,9 @@ void fail_on(Stream& stream) {
     stream.enqueue_host([] { throw std::runtime_error("no memory for a product"); });
 }
 
-std::string thrown_by(const std::function<void()>& call) {
-    try {
-        call();
-    } catch (const std::exception& error) {
-        return error.what();
-    }
-    return "";
+template <class F>
+std::string thrown_by(F&& call) {
+    return error_of<std::exception>(call);
 }
 
 TEST(StreamFailure, AnEventAfterFailedWorkThrowsWhatTheWorkThrew) {
