@@ -15,20 +15,11 @@ ScheduleChoice default_schedule(const PipelineOptions& o, int64_t blocks) {
 
 PipelineSchedule schedule_for(const PipelineOptions& o, const ScheduleChoice& choice, int64_t blocks,
                               int micro_batches) {
-    const std::string name = choice.name();
-    if (!choice.kind) {
-        PipelineSchedule s = load_pipeline(choice.file);
-        require_request(s.ranks == o.pp, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", o.pp, name.c_str(),
-                        s.ranks, s.ranks);
-        require_request(s.micro_batches == micro_batches,
-                        "%d micro-batches, but %s has %d\n  nearest: %d micro-batches", micro_batches, name.c_str(),
-                        s.micro_batches, s.micro_batches);
-        return s;
-    }
+    if (!choice.kind) return load_pipeline(choice.file, o.pp, micro_batches);
     const int v = o.stages_per_rank ? o.stages_per_rank : default_stages_per_rank(*choice.kind);
     require_request(int64_t(o.pp) * v <= blocks,
-                    "pp %d and schedule %s make %d stages of %ld blocks\n  nearest: pp %ld", o.pp, name.c_str(),
-                    o.pp * v, blocks, std::max<int64_t>(1, blocks / v));
+                    "pp %d and schedule %s make %d stages of %ld blocks\n  nearest: pp %ld", o.pp,
+                    choice.name().c_str(), o.pp * v, blocks, std::max<int64_t>(1, blocks / v));
     return make_pipeline(*choice.kind, {o.pp, micro_batches, o.stages_per_rank});
 }
 

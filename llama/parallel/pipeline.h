@@ -100,8 +100,8 @@ PipelineSchedule limit_in_flight(const PipelineSchedule&, int most);
 
 std::string csv_of(const PipelineSchedule&);
 PipelineSchedule parse_pipeline_csv(std::string_view text);  // throws naming rank, field and text
-// Loads a file that someone else may have written: also checked.
-PipelineSchedule load_pipeline(const std::string& path);
+// Loads a file that someone else may have written: also checked. `pp` and `micro_batches`: what it must have; 0: any.
+PipelineSchedule load_pipeline(const std::string& path, int pp, int micro_batches);
 std::string text_of(Op);
 std::string text_of(const Task&);
 std::string text_of(const Cell&);

@@ -3,6 +3,7 @@
 #include <map>
 
 #include "kernels/runtime/check.h"
+#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/sum_hash.h"
 #include "llama/base/text.h"
@@ -111,9 +112,14 @@ PipelineSchedule parse_pipeline_csv(std::string_view text) {
     return s;
 }
 
-PipelineSchedule load_pipeline(const std::string& path) {
+PipelineSchedule load_pipeline(const std::string& path, int pp, int micro_batches) {
     PipelineSchedule s = parse_pipeline_csv(read_file(path, kScheduleFile));
     check_pipeline(s);
+    require_request(pp == 0 || pp == s.ranks, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", pp, path.c_str(),
+                    s.ranks, s.ranks);
+    require_request(micro_batches == 0 || micro_batches == s.micro_batches,
+                    "%d micro-batches, but %s has %d\n  nearest: %d micro-batches", micro_batches, path.c_str(),
+                    s.micro_batches, s.micro_batches);
     return s;
 }
 

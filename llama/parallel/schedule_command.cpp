@@ -6,7 +6,6 @@
 #include <cmath>
 #include <iostream>
 
-#include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
 #include "llama/parallel/draw.h"
 #include "llama/parallel/pipeline_program.h"
@@ -39,13 +38,7 @@ TimedSchedule timed(PipelineSchedule schedule, const ScheduleStudy& o) {
 PipelineSchedule schedule_of(const ScheduleStudy& o) {
     if (o.schedule.kind)
         return make_pipeline(*o.schedule.kind, {o.pp, o.micro_batches ? o.micro_batches : 2 * o.pp, o.stages_per_rank});
-    PipelineSchedule s = load_pipeline(o.schedule.file);
-    require_request(o.pp == 0 || o.pp == s.ranks, "pp %d, but %s has rows for %d ranks\n  nearest: pp %d", o.pp,
-                    o.schedule.file.c_str(), s.ranks, s.ranks);
-    require_request(o.micro_batches == 0 || o.micro_batches == s.micro_batches,
-                    "%d micro-batches, but %s has %d\n  nearest: %d micro-batches", o.micro_batches,
-                    o.schedule.file.c_str(), s.micro_batches, s.micro_batches);
-    return s;
+    return load_pipeline(o.schedule.file, o.pp, o.micro_batches);
 }
 
 int peak(const PipelineRun& run, int PipelineRun::Rank::*what) {
