@@ -43,14 +43,20 @@ double n(int64_t x) { return double(x); }
 
 OpWork bytes(double all, DType dtype = DType::f32) { return {.bytes = all, .dtype = dtype}; }
 
-OpWork work(const Gemm& g) {
-    const double e = size_of(g.dtype);
+// `e`: bytes of an operand's element.
+template <class Product>
+OpWork product(const Product& g, double e, DType dtype, bool fp8) {
     return {
         .limit = OpWork::Limit::gemm,
         .flops = 2 * n(g.M) * n(g.N) * n(g.K),
         .bytes = e * (n(g.M) * n(g.K) + n(g.K) * n(g.N)) + n(g.M) * n(g.N) * size_of(g.c_dtype) * (g.beta != 0 ? 2 : 1),
-        .dtype = g.dtype};
+        .dtype = dtype,
+        .fp8 = fp8};
 }
+OpWork work(const Gemm& g) { return product(g, size_of(g.dtype), g.dtype, false); }
+OpWork work(const Fp8Gemm& g) { return product(g, 1, DType::bf16, true); }
+OpWork work(const Fp8BlockGemm& g) { return product(g, 1, DType::bf16, true); }
+OpWork work(const Fp8MxGemm& g) { return product(g, 1, DType::bf16, true); }
 
 // Keys that a query sees: of the last Tq of Tk positions, each those up to its own.
 double seen(const AttentionShape& s) {
@@ -118,17 +124,6 @@ OpWork work(const VocabCrossEntropy& a) {
 OpWork work(const LossScaleUpdate&) { return bytes(0); }
 OpWork work(const VocabArgmax& a) { return bytes(n(a.parts) * n(a.N) * 4 * (kVocabStats + 1), DType::f32); }
 OpWork work(const Argmax& a) { return bytes(n(a.N) * n(a.V) * size_of(a.dtype), a.dtype); }
-template <class Product>
-OpWork fp8_product(const Product& g) {
-    return {.limit = OpWork::Limit::gemm,
-            .flops = 2 * n(g.M) * n(g.N) * n(g.K),
-            .bytes = n(g.M) * n(g.K) + n(g.K) * n(g.N) + n(g.M) * n(g.N) * size_of(g.c_dtype) * (g.beta != 0 ? 2 : 1),
-            .dtype = DType::bf16,
-            .fp8 = true};
-}
-OpWork work(const Fp8Gemm& g) { return fp8_product(g); }
-OpWork work(const Fp8BlockGemm& g) { return fp8_product(g); }
-OpWork work(const Fp8MxGemm& g) { return fp8_product(g); }
 template <class Args>
 OpWork tiled(const Args& a) {
     return bytes(n(a.rows) * n(a.columns) * (size_of(a.dtype) + (a.y ? 1 : 0) + (a.y_t ? 1 : 0)), a.dtype);
@@ -336,6 +331,8 @@ class GroupLinks {
     // -1: no member
     int place(int64_t rank) const { return rank < int64_t(place_.size()) ? place_[size_t(rank)] : -1; }
 
+    int distance_of(int from, int to) const { return (place(to) - place(from) + size()) % size(); }
+
     // When its channels have passed a message on.
     Ticks through_channels(int from, int to, int64_t bytes, Ticks ready) {
         const double each = node(from) == node(to) ? m_.link_channel_gbs : m_.card_channel_gbs;
@@ -354,7 +351,7 @@ class GroupLinks {
             if (is_new) known->second = direct_edge(from, to);
             return known->second;
         }
-        const int distance = ((place(to) - place(from)) % size() + size()) % size();
+        const int distance = distance_of(from, to);
         std::optional<Edge>& known = by_distance_[size_t(distance)];
         if (known) return *known;
         // Nodes follow each other in the same way: the first members and the last tell of all.
@@ -376,7 +373,7 @@ class GroupLinks {
         if (node(from) == node(to)) return {Ticks(m_.link_us * 1e-6 * second), second / (1e9 * m_.link_gbs)};
         // The cards of a node are shared by all of its ranks that send out now: those of this group as far apart, and
         // the same of the groups beside it.
-        const int distance = ((place(to) - place(from)) % size() + size()) % size();
+        const int distance = distance_of(from, to);
         if (last_node_ == node(from) && last_distance_ == distance) return last_;
         int64_t here = 0, leaving = 0;
         for (int64_t r = node(from) * m_.ranks_per_node; r < (node(from) + 1) * m_.ranks_per_node; ++r) {
