@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <ranges>
 
 #include "kernels/runtime/check.h"
 #include "kernels/runtime/request.h"
@@ -87,14 +88,10 @@ static std::optional<ResumePoint> newest_good(const std::vector<SavedStep>& save
          parent_folder(saved.back().folder).c_str(), all.c_str());
 }
 
-static std::vector<int64_t> descending(std::vector<int64_t> steps) {
-    std::reverse(steps.begin(), steps.end());
-    return steps;
-}
-
+// Descending; `steps` are ascending, as everywhere.
 static std::vector<SavedStep> saved_steps(const CheckpointStore& store, const std::vector<int64_t>& steps) {
     std::vector<SavedStep> saved;
-    for (const int64_t step : steps) saved.push_back({step, store.path(step)});
+    for (const int64_t step : steps | std::views::reverse) saved.push_back({step, store.path(step)});
     return saved;
 }
 
@@ -103,7 +100,7 @@ static std::optional<ResumePoint> newest_of_both(const TrainOptions& o, const Ch
                                                  const std::vector<int64_t>& steps) {
     if (!o.restarted || o.snapshot_every == 0) return newest_good(saved_steps(own, steps), {});
     const CheckpointStore memory = snapshot_store();
-    std::vector<SavedStep> saved = saved_steps(memory, descending(memory.steps()));
+    std::vector<SavedStep> saved = saved_steps(memory, memory.steps());
     std::vector<std::string> notes;
     if (saved.empty()) notes.emplace_back("no snapshot is whole");
     for (const SavedStep& one : saved_steps(own, steps)) saved.push_back(one);
@@ -140,13 +137,12 @@ static void refuse_used_folder(const TrainOptions& o, const CheckpointStore& own
                     o.out.c_str(), found.c_str(), o.resume.newest() ? ", but no checkpoint to resume from" : "");
 }
 
-// `steps` is what the store has, descending.
+// `steps` is what the store has.
 static ResumePoint checkpoint_of_step(const CheckpointStore& store, const std::vector<int64_t>& steps, int64_t step,
                                       const char* flag) {
-    const std::vector<int64_t> ascending(steps.rbegin(), steps.rend());
     require_request(std::find(steps.begin(), steps.end(), step) != steps.end(),
                     "%s %ld: %s holds no such checkpoint; it has: %s", flag, step, store.folder().c_str(),
-                    steps.empty() ? "none" : joined(ascending).c_str());
+                    steps.empty() ? "none" : joined(steps).c_str());
     ResumePoint point{.folder = store.path(step), .manifest = checked_manifest(store.path(step))};
     require(point.manifest.step == step, "%s: its manifest is of step %ld", point.folder.c_str(), point.manifest.step);
     return point;
@@ -158,7 +154,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
     const CheckpointStore own(o.out);
     if (o.overwrite) return std::nullopt;  // what is there is moved aside when the run begins
     // Also those without a manifest: they are named, and no new run starts beside them.
-    const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : descending(own.folders());
+    const std::vector<int64_t> steps = o.out.empty() ? std::vector<int64_t>{} : own.folders();
     if (o.resume.newest()) {
         require_request(!o.out.empty(),
                         "--resume auto looks for checkpoints in --out, which is not given: name the run's folder");
@@ -177,7 +173,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
         steps.empty() || inside,
         "%s holds checkpoints up to step %ld of an earlier run\n  --resume auto continues it; another --out "
         "starts a new run; --overwrite starts one here and moves the earlier one aside",
-        o.out.c_str(), steps.empty() ? 0l : steps[0]);
+        o.out.c_str(), steps.empty() ? 0l : steps.back());
     if (!inside) refuse_used_folder(o, own, saved_step);
     if (!o.resume.asked()) return std::nullopt;
     require_request(is_folder(from), "--resume %s: neither \"auto\" nor a step nor a folder", from.c_str());
@@ -186,7 +182,7 @@ static std::optional<ResumePoint> choose(const TrainOptions& o, int64_t saved_st
                     o.branch, from.c_str());
     if (is_run) {
         const CheckpointStore other(from);
-        const std::vector<int64_t> theirs = descending(other.folders());
+        const std::vector<int64_t> theirs = other.folders();
         require_request(!theirs.empty(), "--resume %s: this run has no checkpoints", from.c_str());
         if (o.branch >= 0) return checkpoint_of_step(other, theirs, o.branch, "--branch");
         return newest_good(saved_steps(other, theirs), {});
@@ -269,11 +265,11 @@ std::optional<ResumePoint> find_rollback(const TrainOptions& o, Process& process
     if (process.is_root()) {
         const CheckpointStore store(o.out);
         try {
-            std::vector<int64_t> before = descending(store.steps());
+            std::vector<int64_t> before = store.steps();
             std::erase_if(before, [&](int64_t step) { return step >= from; });
             std::vector<int64_t> old = before;
             std::erase_if(old, [&](int64_t step) { return step > from - o.rollback_steps; });
-            if (old.empty() && !before.empty()) old = {before.back()};
+            if (old.empty() && !before.empty()) old = {before.front()};
             point = newest_good(saved_steps(store, old), {});
         } catch (const Error& error) {
             std::fprintf(stderr, "train_llama: %s\n", error.what());
