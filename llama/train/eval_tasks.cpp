@@ -60,8 +60,7 @@ void add_mean(std::vector<Metric>& out, const std::string& name, const std::vect
     const double n = double(values.size()), mean = std::accumulate(values.begin(), values.end(), 0.0) / n;
     double squares = 0;
     for (const double v : values) squares += (v - mean) * (v - mean);
-    out.push_back({name, mean});
-    out.push_back({name + "_stderr", n > 1 ? std::sqrt(squares / (n - 1) / n) : NAN});
+    out.push_back({name, mean, n > 1 ? std::sqrt(squares / (n - 1) / n) : NAN});
 }
 
 }  // namespace
@@ -266,14 +265,13 @@ std::vector<Metric> EvalTask::metrics(std::span<const Score> scores) const {
     for (const Example& e : examples_) words += double(e.words), bytes += double(e.bytes);
     if (kind_ == Kind::continuation) {
         add_mean(out, "acc", greedy);
-        out.push_back({"perplexity", std::exp(-log_p / double(scores.size()))});
+        out.push_back({"perplexity", std::exp(-log_p / double(scores.size())), {}});
         return out;
     }
-    out.push_back({"token_perplexity", std::exp(-log_p / tokens)});
-    out.push_back({"word_perplexity", words > 0 ? std::exp(-log_p / words) : NAN});
-    out.push_back({"byte_perplexity", bytes > 0 ? std::exp(-log_p / bytes) : NAN});
-    out.push_back({"bits_per_byte", bytes > 0 ? -log_p / bytes / M_LN2 : NAN});
-    return out;
+    return {{"token_perplexity", std::exp(-log_p / tokens), {}},
+            {"word_perplexity", words > 0 ? std::exp(-log_p / words) : NAN, {}},
+            {"byte_perplexity", bytes > 0 ? std::exp(-log_p / bytes) : NAN, {}},
+            {"bits_per_byte", bytes > 0 ? -log_p / bytes / M_LN2 : NAN, {}}};
 }
 
 std::string EvalTask::request_lines(std::span<const Score> scores) const {

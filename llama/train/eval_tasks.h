@@ -16,6 +16,7 @@
 // (dev/data/hellaswag.py) tokenises them apart, puts nothing in front, and divides by the tokens.
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -36,8 +37,9 @@ struct Score {
 };
 
 struct Metric {
-    std::string name;  // "acc", "acc_stderr", "byte_perplexity"
-    double value;      // NaN where it is not defined
+    std::string name;                      // "acc", "byte_perplexity"
+    double value;                          // NaN where it is not defined, as the next
+    std::optional<double> standard_error;  // of a mean: "acc_stderr" in results
 };
 
 struct EncodeOptions {

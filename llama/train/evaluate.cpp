@@ -1,7 +1,6 @@
 #include "llama/train/evaluate.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
 #include <omp.h>
 
@@ -56,8 +55,10 @@ static OrderedJson to_json(const std::vector<TaskResult>& results) {
     OrderedJson all = OrderedJson::object();
     for (const TaskResult& r : results) {
         OrderedJson one{{"examples", r.examples}};
-        for (const Metric& m : r.metrics)
-            one[m.name] = std::isfinite(m.value) ? OrderedJson(m.value) : OrderedJson(nullptr);
+        for (const Metric& m : r.metrics) {  // what is not finite is null
+            one[m.name] = m.value;
+            if (m.standard_error) one[m.name + "_stderr"] = *m.standard_error;
+        }
         all[r.name] = one;
     }
     return all;
@@ -71,7 +72,6 @@ std::string results_line(const std::vector<TaskResult>& results) {
         line += (line.empty() ? "" : " | ") + r.name;
         const char* between = " ";
         for (const Metric& m : r.metrics) {
-            if (m.name.ends_with("_stderr")) continue;
             line += between + m.name + format(" %.4f", m.value);
             between = ", ";
         }
@@ -83,15 +83,10 @@ std::string results_line(const std::vector<TaskResult>& results) {
 
 static void print_table(const std::vector<TaskResult>& results) {
     std::printf("%-24s %9s  %-18s %12s %10s\n", "task", "examples", "metric", "value", "stderr");
-    for (const TaskResult& r : results) {
-        for (const Metric& m : r.metrics) {
-            if (m.name.ends_with("_stderr")) continue;
-            const auto error = std::find_if(r.metrics.begin(), r.metrics.end(),
-                                            [&](const Metric& e) { return e.name == m.name + "_stderr"; });
+    for (const TaskResult& r : results)
+        for (const Metric& m : r.metrics)
             std::printf("%-24s %9ld  %-18s %12.6g %10s\n", r.name.c_str(), r.examples, m.name.c_str(), m.value,
-                        error == r.metrics.end() ? "" : format("%.4f", error->value).c_str());
-        }
-    }
+                        m.standard_error ? format("%.4f", *m.standard_error).c_str() : "");
 }
 
 // Parameters on a rank: all of the model, or its part of each tensor (--tp), or its slice of each unit (--zero 3).
@@ -224,8 +219,7 @@ void evaluate(Trainer& t, int64_t step) {
     const double seconds = timer.seconds();
     std::vector<std::pair<std::string, double>> scalars;
     for (const TaskResult& r : results)
-        for (const Metric& m : r.metrics)
-            if (!m.name.ends_with("_stderr")) scalars.push_back({"eval/" + r.name + "/" + m.name, m.value});
+        for (const Metric& m : r.metrics) scalars.push_back({"eval/" + r.name + "/" + m.name, m.value});
     t.log->event(step, format("step %ld | evaluation: ", step) + results_line(results) + " | " + duration(seconds),
                  "eval", results_json(results));
     t.log->scalars(step, scalars);
