@@ -44,8 +44,6 @@ constexpr Architecture kArchitectures[] = {
      .gguf = "llama",
      .pairs = true,
      .rope_factors = true,
-     .rope_theta = 1e4,  // absent from Llama-1 and early Llama-2 files
-     .norm_eps = 1e-6,   // though every popular file says 1e-5
      .bos = 1,
      .eos = 2},
     {.type = "mistral",
@@ -56,8 +54,6 @@ constexpr Architecture kArchitectures[] = {
      .rope_factors = true,
      .kv_heads = 8,
      .max_seq_len = 1 << 17,
-     .rope_theta = 1e4,
-     .norm_eps = 1e-6,
      .bos = 1,
      .eos = 2},
     {.type = "qwen2",
@@ -66,22 +62,14 @@ constexpr Architecture kArchitectures[] = {
      .qkv_bias = true,
      .gguf_heads = false,
      .kv_heads = 32,
-     .max_seq_len = 32768,
-     .rope_theta = 1e4,
-     .norm_eps = 1e-6,
-     .bos = -1,
-     .eos = -1},
+     .max_seq_len = 32768},
     {.type = "qwen3",
      .name = "Qwen3ForCausalLM",
      .gguf = "qwen3",
      .qk_norm = true,
      .kv_heads = 32,
      .head_dim = 128,
-     .max_seq_len = 32768,
-     .rope_theta = 1e4,
-     .norm_eps = 1e-6,
-     .bos = -1,
-     .eos = -1},
+     .max_seq_len = 32768},
     {.type = "smollm3",
      .name = "SmolLM3ForCausalLM",
      .gguf = "smollm3",
@@ -90,7 +78,6 @@ constexpr Architecture kArchitectures[] = {
      .kv_heads = 4,
      .max_seq_len = 32768,
      .rope_theta = 2e6,
-     .norm_eps = 1e-6,
      .bos = 128000,
      .eos = 128001,
      .tied = true},
@@ -100,9 +87,7 @@ constexpr Architecture kArchitectures[] = {
      .post_norm = true,
      .gguf_heads = false,
      .gguf_tied = false,
-     .rope_theta = 1e4,
      .norm_eps = 1e-5,
-     .bos = -1,
      .eos = 50279,
      .pad = 1},
 };
@@ -295,6 +280,12 @@ struct RopeSettings {
     RopeScaling scaling;
 };
 
+static void refuse_partial_rotation(const Json& json, const std::string& where) {
+    if (const Json* x = json_find(json, "partial_rotary_factor"))
+        require(json_number(*x, "partial_rotary_factor", 0, 1, where) == 1,
+                "%s: partial_rotary_factor = %s: only 1 is supported", where.c_str(), json_excerpt(*x).c_str());
+}
+
 // `object` is rope_scaling (transformers 4) or rope_parameters (5); `name` says which.
 static RopeSettings read_rope(const Json& object, const char* name, double theta, int64_t max_positions,
                               const std::string& where) {
@@ -303,9 +294,7 @@ static RopeSettings read_rope(const Json& object, const char* name, double theta
     const std::string inside = where + ": " + name;
     RopeSettings rope{theta, {}};
     if (const Json* x = json_find(object, "rope_theta")) rope.theta = json_number(*x, "rope_theta", 1, 1e15, inside);
-    if (const Json* x = json_find(object, "partial_rotary_factor"))
-        require(json_number(*x, "partial_rotary_factor", 0, 1, inside) == 1,
-                "%s: partial_rotary_factor = %s: only 1 is supported", inside.c_str(), json_excerpt(*x).c_str());
+    refuse_partial_rotation(object, inside);
     const Json* type = json_find(object, "rope_type");
     if (type == nullptr) type = json_find(object, "type");
     const std::string kind = type == nullptr ? "default" : json_string(*type, "rope_type", inside);
@@ -418,9 +407,7 @@ static void refuse_unsupported(const Json& json, const Architecture& a, const st
     if (const Json* x = json_find(json, "attention_dropout"))
         require(json_number(*x, "attention_dropout", 0, 1, where) == 0,
                 "%s: attention_dropout = %s is not supported: set it to 0", where.c_str(), json_excerpt(*x).c_str());
-    if (const Json* x = json_find(json, "partial_rotary_factor"))
-        require(json_number(*x, "partial_rotary_factor", 0, 1, where) == 1,
-                "%s: partial_rotary_factor = %s: only 1 is supported", where.c_str(), json_excerpt(*x).c_str());
+    refuse_partial_rotation(json, where);
     require(json_find(json, "quantization_config") == nullptr,
             "%s: quantization_config is present: quantised weights are not supported, use the unquantised model",
             where.c_str());

@@ -92,8 +92,9 @@ struct Architecture {
     bool gguf_tied = true;      // llama.cpp takes the embedding where there is no head
     // For files that do not say: transformers' defaults. 0: as ModelConfig.
     int64_t kv_heads = 0, head_dim = 0, max_seq_len = 0;
-    double rope_theta, norm_eps;
-    int64_t bos, eos, pad = -1;
+    double rope_theta = 1e4;  // absent from Llama-1 and early Llama-2 files
+    double norm_eps = 1e-6;   // though every popular Llama file says 1e-5
+    int64_t bos = -1, eos = -1, pad = -1;
     bool tied = false;
 };
 const Architecture& architecture_of(const ModelConfig&);

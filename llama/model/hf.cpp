@@ -528,15 +528,19 @@ void TokenizerFiles::replace_tokenizer(const TokenizerFiles& from) {
     for (const auto& [name, content] : from.files_) files_.emplace(name, content);  // generation_config.json: own first
 }
 
+// Strict, since it is written again.
+static OrderedJson parse_object(const std::string& text, const std::string& name) {
+    parse_json(text, name);
+    OrderedJson json = OrderedJson::parse(text);
+    require(json.is_object(), "%s: expected a JSON object", name.c_str());
+    return json;
+}
+
 void TokenizerFiles::add_chat_template(const TokenizerFiles& from) {
     constexpr const char* kTemplate = "chat_template";
     const auto config_of = [](const TokenizerFiles& files) {
         const auto found = files.files_.find("tokenizer_config.json");
-        if (found == files.files_.end()) return OrderedJson::object();
-        parse_json(found->second, found->first);  // strict: it is written again
-        OrderedJson json = OrderedJson::parse(found->second);
-        require(json.is_object(), "%s: expected a JSON object", found->first.c_str());
-        return json;
+        return found == files.files_.end() ? OrderedJson::object() : parse_object(found->second, found->first);
     };
     OrderedJson own = config_of(*this);
     const OrderedJson theirs = config_of(from);
@@ -552,11 +556,7 @@ void TokenizerFiles::set_token_ids(const ModelConfig& config) {
     const auto found = files_.find(kGeneration);
     if (found == files_.end() && config.eos.empty()) return;
     OrderedJson json = {{"_from_model_config", true}};
-    if (found != files_.end()) {
-        parse_json(found->second, kGeneration);  // strict: it is written again
-        json = OrderedJson::parse(found->second);
-        require(json.is_object(), "%s: expected a JSON object", kGeneration);
-    }
+    if (found != files_.end()) json = parse_object(found->second, kGeneration);
     if (config.bos >= 0) json["bos_token_id"] = config.bos;
     if (config.eos.size() == 1) json["eos_token_id"] = config.eos[0];
     if (config.eos.size() > 1) json["eos_token_id"] = config.eos;

@@ -69,6 +69,11 @@ static std::string chat_template_of(const std::string& folder) {
 
 bool has_chat_template(const std::string& folder) { return !chat_template_of(folder).empty(); }
 
+static std::optional<std::string> text_in(const Json& object, const char* key) {
+    const Json* found = object.is_object() ? json_find(object, key) : nullptr;
+    return found && found->is_string() ? std::optional(found->get<std::string>()) : std::nullopt;
+}
+
 // bos_token and the like, which templates write.
 static Json special_tokens(const std::string& folder) {
     Json tokens = Json::object();
@@ -196,12 +201,8 @@ std::string render_chat(const std::string& folder, const std::vector<ChatMessage
         list.push_back({{"role", m.role}, {"content", m.content}});
     }
     const Json tokens = special_tokens(folder);
-    const auto token = [&](const char* key) -> std::optional<std::string> {
-        const Json* found = json_find(tokens, key);
-        return found && found->is_string() ? std::optional(found->get<std::string>()) : std::nullopt;
-    };
     const std::time_t now = std::time(nullptr);
-    Chat chat{valid, source, token("bos_token"), token("eos_token"), {}};
+    Chat chat{valid, source, text_in(tokens, "bos_token"), text_in(tokens, "eos_token"), {}};
     ::localtime_r(&now, &chat.today);
     if (auto text = render_known_chat(chat_template_hash(source), chat)) return *text;
     const Json asked = {
@@ -214,13 +215,10 @@ std::string render_chat(const std::string& folder, const std::vector<ChatMessage
     const bool ended = Child({find_python(), "-I", "-c", rz_chat_template})
                            .ask(asked.dump(), output, kPatience, size_t(4 * kTemplateOutput));
     const Json answer = ended ? Json::parse(output, nullptr, /*allow_exceptions=*/false) : Json();
-    const Json* text = answer.is_object() ? json_find(answer, "text") : nullptr;
-    if (text && text->is_string()) return text->get<std::string>();
-    const Json* error = answer.is_object() ? json_find(answer, "error") : nullptr;
+    if (const auto text = text_in(answer, "text")) return *text;
     const std::string why =
-        error && error->is_string()
-            ? error->get<std::string>()
-            : format("it takes more than %ld s, or Python failed and says so above", kTemplateSeconds);
+        text_in(answer, "error")
+            .value_or(format("it takes more than %ld s, or Python failed and says so above", kTemplateSeconds));
     refuse(
         "--chat: the chat template of %s could not be applied: %s\n"
         "  --raw-prompt takes a text that a template has made",
