@@ -30,8 +30,7 @@ constexpr uint64_t kTail = 0x632be59bd9b4e019;  // sets the bytes at the end apa
 ShardSum look(const std::string& path) {
     struct stat st;
     if (again([&] { return ::stat(path.c_str(), &st); }) != 0) return {};
-    const size_t slash = path.rfind('/');
-    return {.name = path.substr(slash == std::string::npos ? 0 : slash + 1),
+    return {.name = path.substr(path.rfind('/') + 1),
             .bytes = int64_t(st.st_size),
             .changed = int64_t(st.st_ctim.tv_sec) * 1000000000 + st.st_ctim.tv_nsec};
 }

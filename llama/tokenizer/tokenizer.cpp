@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "kernels/runtime/check.h"
+#include "llama/tokenizer/spelling.h"
 
 namespace rz {
 namespace {
@@ -109,31 +110,16 @@ std::string Tokenizer::difference(const Tokenizer& other, bool larger) const {
     return "";
 }
 
-// GPT-2's visible characters for bytes.
-static std::string visible(std::string_view bytes) {
-    std::string text;
-    for (const char c : bytes) {
-        const uint8_t b = uint8_t(c);
-        uint32_t hidden = 256;
-        for (int other = 0; other < b; ++other)
-            hidden += !((other >= 0x21 && other <= 0x7e) || (other >= 0xa1 && other <= 0xac) || other >= 0xae);
-        const bool shows = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-        unicode::append_utf8(text, shows ? b : hidden);
-    }
-    return text;
-}
-
 Tokenizer::Parts Tokenizer::parts() const {
     Parts p;
+    const ByteAlphabet alphabet;
     p.byte_level = space_ == Space::kBytes;
     for (int32_t id = 0; id < vocab_size(); ++id) {
         const Token& token = tokens_[size_t(id)];
         const bool added = !token.content.empty();
-        std::string name = added ? token.content : visible(token.bytes);
-        if (!added && !p.byte_level) {
-            name.clear();
-            for (const char c : token.bytes) name += c == ' ' ? std::string(kSpaceMark) : std::string(1, c);
-        }
+        std::string name = added          ? token.content
+                           : p.byte_level ? alphabet.encode(token.bytes)
+                                          : replaced(token.bytes, " ", kSpaceMark);
         Parts::Kind kind = token.special ? Parts::kControl : added ? Parts::kUserDefined : Parts::kNormal;
         if (token.present && token.bytes == "<unk>") kind = Parts::kUnknown;
         if (!token.present) name = format("[PAD%d]", id), kind = Parts::kUnused;
@@ -155,17 +141,9 @@ Tokenizer::Parts Tokenizer::parts() const {
 
 // Spaces as U+2581, and one in front where this kind of tokenizer puts it.
 std::string Tokenizer::with_marks(std::string_view text, bool first) const {
-    std::string marked;
     const bool begins_marked = text.starts_with(' ') || text.starts_with(kSpaceMark);
-    if ((space_ == Space::kEverySegment || first) && (prepend_always_ || !begins_marked)) marked = kSpaceMark;
-    for (const char c : text) {
-        if (c == ' ') {
-            marked += kSpaceMark;
-        } else {
-            marked += c;
-        }
-    }
-    return marked;
+    const bool prepends = (space_ == Space::kEverySegment || first) && (prepend_always_ || !begins_marked);
+    return (prepends ? std::string(kSpaceMark) : "") + replaced(text, " ", kSpaceMark);
 }
 
 void Tokenizer::encode_marked(std::string_view text, std::vector<int32_t>& out) const {

@@ -22,8 +22,6 @@
 
 namespace rz {
 
-inline constexpr std::string_view kSpaceMark = "\xe2\x96\x81";  // U+2581, how SentencePiece writes a space
-
 class Tokenizer {
    public:
     // `path` is one of these files or a folder that holds one. A tokenizer_config.json beside a tokenizer.json names

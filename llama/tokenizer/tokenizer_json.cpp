@@ -8,6 +8,7 @@
 #include "llama/base/atomic_file.h"
 #include "llama/base/folder_file.h"
 #include "llama/base/json.h"
+#include "llama/tokenizer/spelling.h"
 #include "llama/tokenizer/tokenizer.h"
 
 namespace rz {
@@ -48,35 +49,6 @@ std::optional<bool> byte_level_regex(const Json& value) {  // use_regex of a pla
     if (!has(value, {{"type", "ByteLevel"}, {"add_prefix_space", false}})) return {};
     const Json use = value.value("use_regex", Json(true));
     return use.is_boolean() ? std::optional(use.get<bool>()) : std::nullopt;
-}
-
-// GPT-2's mapping of bytes to visible characters: code point -> byte, -1 if it stands for none.
-struct ByteAlphabet {
-    int byte_of[324];
-    ByteAlphabet() {
-        std::fill(std::begin(byte_of), std::end(byte_of), -1);
-        int hidden = 256;
-        for (int b = 0; b < 256; ++b) {
-            const bool visible = (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae;
-            byte_of[visible ? b : hidden++] = b;
-        }
-    }
-    std::optional<std::string> decode(std::string_view text) const {
-        std::string bytes;
-        for (size_t at = 0; at < text.size();) {
-            const auto c = unicode::next_char(text, at);
-            if (c.code_point >= std::size(byte_of) || byte_of[c.code_point] < 0) return {};
-            bytes += char(byte_of[c.code_point]);
-            at += size_t(c.bytes);
-        }
-        return bytes;
-    }
-};
-
-std::string replace_all(std::string text, const std::string& from, const std::string& to) {
-    for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-        text.replace(at, from.size(), to);
-    return text;
 }
 
 }  // namespace
@@ -218,8 +190,7 @@ class TokenizerReader {
             if (t_.space_ != Tokenizer::Space::kBytes) {
                 const int byte = Tokenizer::fallback_byte(name);
                 if (byte >= 0) t_.byte_token_[byte] = id;
-                set_token(id, byte >= 0 ? std::string(1, char(byte)) : replace_all(name, std::string(kSpaceMark), " "),
-                          name);
+                set_token(id, byte >= 0 ? std::string(1, char(byte)) : replaced(name, kSpaceMark, " "), name);
                 t_.vocab_.emplace(name, id);
             } else if (auto bytes = alphabet.decode(name)) {
                 t_.vocab_.emplace(*bytes, id);
@@ -257,8 +228,8 @@ class TokenizerReader {
             const std::string sought = normalised && t_.normalises_ ? t_.with_marks(content, /*first=*/true)
                                        : normalised && t_.nfc_      ? unicode::nfc(content)
                                                                     : content;
-            const std::string bytes = bytes_mean_text ? alphabet.decode(sought).value_or(sought)
-                                                      : replace_all(sought, std::string(kSpaceMark), " ");
+            const std::string bytes =
+                bytes_mean_text ? alphabet.decode(sought).value_or(sought) : replaced(sought, kSpaceMark, " ");
             if (known != ids_.end()) t_.tokens_[size_t(id)].bytes = bytes;
             set_token(id, bytes, content);
             Tokenizer::Token& token = t_.tokens_[size_t(id)];

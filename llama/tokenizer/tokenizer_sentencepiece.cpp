@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "kernels/runtime/check.h"
+#include "llama/tokenizer/spelling.h"
 #include "llama/tokenizer/tokenizer.h"
 
 namespace rz {
@@ -81,12 +82,6 @@ class Message {
     int type_ = 0;
 };
 
-std::string with_spaces(std::string text) {
-    for (size_t at = 0; (at = text.find(kSpaceMark, at)) != std::string::npos;)
-        text.replace(at++, kSpaceMark.size(), 1, ' ');
-    return text;
-}
-
 }  // namespace
 
 class SentencePieceReader {
@@ -131,7 +126,7 @@ class SentencePieceReader {
             if (m.field() == 3) type = m.number();
         }
         const int32_t id = int32_t(t_.tokens_.size());
-        Tokenizer::Token token{with_spaces(piece), true, type == kControl || type == kUnknown, {}};
+        Tokenizer::Token token{replaced(piece, kSpaceMark, " "), true, type == kControl || type == kUnknown, {}};
         require(type != kUserDefined && type != kUnused && type >= 1 && type <= 6 && !piece.empty(),
                 "%s: piece %d is user-defined, unused, empty or of unknown type %lu, which is not supported",
                 where_.c_str(), id, type);
