@@ -15,6 +15,7 @@ Markdown. Ends with "N passed, N failed, N skipped".
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -85,6 +86,17 @@ class Setting:
         return run(command, env=env, limit=self.timeout)
 
 
+@contextlib.contextmanager
+def scratch(keep=False):
+    """A folder that goes afterwards; kept, it is not among those that the test removes."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=None if keep else work))
+    try:
+        yield folder
+    finally:
+        if not keep:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def exit_codes(text):
     """Those of the table in --help."""
     return {int(code) for code in re.findall(r"^ +(\d+)\t", text.split("Exit codes:")[1], re.M)}
@@ -144,8 +156,7 @@ class Scenario:
 
     def trace(self):
         """Every counted call of a start without faults: (number, site, its innermost frames, operation, path)."""
-        with tempfile.TemporaryDirectory(dir=work) as name:
-            folder = pathlib.Path(name)
+        with scratch() as folder:
             self.prepare(folder)
             self.setting.must(self.start(folder, FAULT_TRACE=folder / "trace"))
             lines = (folder / "trace").read_text(errors="replace").splitlines()
@@ -244,15 +255,11 @@ class Case:
 
     def run(self, keep=False):
         """What is wrong, and the start in which the call went wrong."""
-        folder = pathlib.Path(tempfile.mkdtemp(prefix="case-", dir=None if keep else work))
-        try:
+        with scratch(keep) as folder:
             self.scenario.prepare(folder)
             key, value = self.where.split("=")
             done = self.scenario.start(folder, FAULT_DO=self.do, **{f"FAULT_{key.upper()}": value})
             return self.scenario.judge(folder, done, self.do == "kill"), done
-        finally:
-            if not keep:
-                shutil.rmtree(folder, ignore_errors=True)
 
 
 def distinct(trace, operations=None, innermost=False):

@@ -81,13 +81,11 @@ def main():
         scenario = all_faults.Scenario("resume" if how == "resumes" else "train", s)
         wheres = all_faults.distinct(scenario.trace(), operations)
         for where, call in wheres[::12] if o.quick else wheres:
-            folder = work / "case"
-            folder.mkdir()
-            scenario.prepare(folder)
-            done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])
-            problem = judge(s, folder / "out", done, "", s.reference)
+            with all_faults.scratch() as folder:
+                scenario.prepare(folder)
+                done = scenario.start(folder, FAULT_DO="EINTR", FAULT_SITE=where.split("=")[1])
+                problem = judge(s, folder / "out", done, "", s.reference)
             tell(f"EINTR once, a run that {how}: {call} {where}", problem, done)
-            shutil.rmtree(folder)
     end()
 
 

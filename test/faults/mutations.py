@@ -15,16 +15,14 @@ counts, and --device cuda runs its kernels too. --case K: that case again, as it
 import concurrent.futures
 import json
 import os
-import pathlib
 import random
 import re
 import shutil
 import sys
-import tempfile
 import time
 
 import all_faults
-from checks import check, end, options, weights, work
+from checks import check, end, options, weights
 
 KINDS = ["generate", "export", "gguf", "tune", "resume", "resume", "data", "config", "config", "mix"]
 NUMBERS = [0, -1, 1, 2**31 - 1, 2**31, 2**32, 2**53 + 1, 2**63 - 1, 2**64, 1e308, -1e-308, 0.5, 10**30]
@@ -180,12 +178,8 @@ class Mutations:
 
     def run(self, number, keep=False):
         chance = random.Random(f"{self.seed} {number}")
-        folder = pathlib.Path(tempfile.mkdtemp(prefix=f"mutation-{number}-", dir=None if keep else work))
-        try:
+        with all_faults.scratch(keep) as folder:
             return (number, *self.one(folder, chance))
-        finally:
-            if not keep:
-                shutil.rmtree(folder, ignore_errors=True)
 
     def one(self, folder, chance):
         s = self.setting

@@ -15,10 +15,7 @@ import concurrent.futures
 import dataclasses
 import hashlib
 import os
-import pathlib
 import random
-import shutil
-import tempfile
 
 import all_faults
 from checks import check, end, options, weights, work
@@ -188,8 +185,7 @@ def all_states(entries, root, seed):
 
 
 def resume(setting, state):
-    folder = pathlib.Path(tempfile.mkdtemp(prefix="power-", dir=work))
-    try:
+    with all_faults.scratch() as folder:
         for path, content in state.files.items():
             at = folder / path
             if content is None:
@@ -208,8 +204,6 @@ def resume(setting, state):
         if state.must_resume:
             return f"does not resume ({done.code}), although a checkpoint had been published", done
         return "" if "train_llama: " in done.text else "no message", done
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def main():
