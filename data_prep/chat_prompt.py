@@ -5,7 +5,7 @@
     chat_prompt.py FOLDER --system "Be brief." --messages chat.json
 
 --messages is a JSON list of {"role": ..., "content": ...}. Templates are Jinja programs: they are run as transformers
-runs them, by the package jinja2 in its sandbox. Needs no other package. `train_llama generate --chat` runs this.
+runs them, by the package jinja2 in its sandbox. Needs no other package. `train_llama generate --chat` does this by itself.
 """
 
 import argparse

@@ -20,6 +20,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT / "data_prep"))
 import chat_template  # noqa: E402
 from transformers.utils import chat_template_utils  # noqa: E402
+from whole_run import MASK, mix  # noqa: E402
 
 PIECES = ["hello", " ", "\n", "\n\n", "Two words.", "é 世界", "\u00a0\u3000", "\x1c\t", "<think>", "</think>", "\nhm\n", "/no_think", "/think", "/system_override",
           "<tool_response>", "</tool_response>", "<|im_end|>", "{{ x }}", "{% y %}", "'\"\\", "😀", "[INST]", "<<SYS>>", "\u200b"]  # fmt: skip
@@ -27,16 +28,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 ROLES = {"S": "system", "U": "user", "A": "assistant"}
 DATE = datetime.datetime(2026, 2, 3)
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
-M = (1 << 64) - 1
 
 
 def text_hash(data):  # llama/base/sum_hash.h
-    def mix(x):
-        x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & M
-        x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & M
-        return x ^ (x >> 31)
-
-    return (sum(mix((w + (i + 1) * 0x9E3779B97F4A7C15) & M) for i, w in enumerate(data)) + 0x9E3779B97F4A7C15 * len(data)) & M
+    return (sum(mix((w + (i + 1) * 0x9E3779B97F4A7C15) & MASK) for i, w in enumerate(data)) + 0x9E3779B97F4A7C15 * len(data)) & MASK
 
 
 def draw(r):
