@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <vector>
 
 #include "dev/learn/lesson.h"
@@ -14,8 +15,7 @@ constexpr int N = 12, V = 32;
 
 // Gradients of rows [first, first + rows) into `out`, as the program's kernel makes them.
 static void gradients(std::vector<float>& out, const int32_t* targets, int first, int rows, double scale) {
-    std::vector<float> logits(size_t(rows * V)), loss(size_t(rows), 0.0f);
-    for (size_t i = 0; i < logits.size(); ++i) logits[i] = float(3 * noise(unsigned(first * V) + unsigned(i)));
+    std::vector<float> logits = noises(rows * V, unsigned(first * V), 3), loss(static_cast<size_t>(rows));
     rz::cross_entropy_cpu({.loss = loss.data(),
                            .logits = logits.data(),
                            .targets = targets + first,
@@ -24,7 +24,7 @@ static void gradients(std::vector<float>& out, const int32_t* targets, int first
                            .grad_scale = float(scale),
                            .write_gradient = true,
                            .dtype = rz::DType::f32});
-    for (size_t i = 0; i < logits.size(); ++i) out[size_t(first * V) + i] = logits[i];
+    std::copy(logits.begin(), logits.end(), out.begin() + first * V);
 }
 
 static void check_split() {

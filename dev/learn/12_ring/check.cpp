@@ -23,11 +23,9 @@ static Outcome run(int ranks) {
     hub.run([&](int rank) {
         auto transport = hub.transport(rank);
         rz::Stream stream(rz::Device{}, "ring");
-        std::vector<float> whole(static_cast<size_t>(n)), random(whole), program(whole), scratch(kSlice);
-        for (int64_t i = 0; i < n; ++i) {
-            whole[size_t(i)] = float((rank + 1) * (i % 97));
-            program[size_t(i)] = random[size_t(i)] = float(noise(unsigned(rank * n + i)));
-        }
+        std::vector<float> random = noises(int(n), unsigned(rank * n)), program = random, whole(random),
+                           scratch(kSlice);
+        for (int64_t i = 0; i < n; ++i) whole[size_t(i)] = float((rank + 1) * (i % 97));
         Outcome& o = each[size_t(rank)];
         ring_all_reduce(*transport, stream, whole.data(), kSlice, scratch.data());
         o.bytes = transport->bytes_sent();

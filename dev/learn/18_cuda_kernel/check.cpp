@@ -30,20 +30,15 @@ static Result run(const std::vector<float>& x, const std::vector<float>& w, int 
 }
 
 // The formula in double, on the host.
-static double largest_error(const std::vector<float>& y, const std::vector<float>& x, const std::vector<float>& w,
-                            int rows, int C, double eps) {
-    double worst = 0;
+static std::vector<double> formula(const std::vector<float>& x, const std::vector<float>& w, int rows, double eps) {
+    const int C = int(w.size());
+    std::vector<double> y;
     for (int r = 0; r < rows; ++r) {
-        double squares = 0;
-        for (int i = 0; i < C; ++i) squares += double(x[size_t(r * C + i)]) * x[size_t(r * C + i)];
-        const double rstd = 1 / std::sqrt(squares / C + eps);
-        for (int i = 0; i < C; ++i) {
-            const double want = double(x[size_t(r * C + i)]) * rstd * w[size_t(i)];
-            const double e = std::fabs(y[size_t(r * C + i)] - want);
-            if (!(e <= worst)) worst = std::isnan(e) ? INFINITY : e;
-        }
+        const float* row = &x[size_t(r * C)];
+        const double rstd = 1 / std::sqrt(dot(row, row, C) / C + eps);
+        for (int i = 0; i < C; ++i) y.push_back(row[i] * rstd * w[size_t(i)]);
     }
-    return worst;
+    return y;
 }
 
 int main() {
@@ -55,14 +50,15 @@ int main() {
     // Fewer elements than threads, as many, no multiple, many
     for (const int C : {40, 128, 300, 1024}) {
         constexpr int kRows = 5;
-        std::vector<float> x(size_t(kRows * C)), w(static_cast<size_t>(C));
-        for (unsigned i = 0; i < x.size(); ++i) x[i] = float(3 * noise(i));
-        for (unsigned i = 0; i < w.size(); ++i) w[i] = float(1 + 0.5 * noise(100000 + i));
+        const std::vector<float> x = noises(kRows * C, 0, 3);
+        std::vector<float> w;
+        for (int i = 0; i < C; ++i) w.push_back(float(1 + 0.5 * noise(100000 + unsigned(i))));
         simt::options().policy = simt::Policy::in_order;
         const Result plain = run(x, w, kRows, C, 1e-5f);
         std::printf("5 rows of %d:\n", C);
         expect(plain.error.empty(), "runs to its end: %s", plain.error.empty() ? "yes" : plain.error.c_str());
-        close("the formula in double: largest difference", largest_error(plain.y, x, w, kRows, C, 1e-5), 0, 2e-6);
+        close("the formula in double: largest difference", distance(plain.y, formula(x, w, kRows, 1e-5), kRows * C), 0,
+              2e-6);
         // The same kernel with its threads and warps in other orders, some far ahead of others.
         int others = 0, failed = 0;
         for (const simt::Policy policy :

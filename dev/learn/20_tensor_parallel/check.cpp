@@ -33,8 +33,7 @@ struct Model {
 static double output(const Model& m, int row, int c) {
     double y = 0;
     for (int f = 0; f < F; ++f) {
-        double h = 0;
-        for (int i = 0; i < C; ++i) h += double(m.x[size_t(row * C + i)]) * m.up[size_t(f * C + i)];
+        const double h = dot(&m.x[size_t(row * C)], &m.up[size_t(f * C)], C);
         y += (h > 0 ? h : 0) * m.down[size_t(c * F + f)];
     }
     return y;

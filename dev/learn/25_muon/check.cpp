@@ -16,9 +16,8 @@ double overhead(double rows, double cols, double tokens);
 
 // I - 2 v v^T / |v|^2: orthogonal, whatever v is.
 static Matrix mirror(int n, unsigned seed) {
-    std::vector<double> v;
-    double squares = 0;
-    for (int i = 0; i < n; ++i) v.push_back(noise(seed + unsigned(i))), squares += v.back() * v.back();
+    const std::vector<double> v = noises<double>(n, seed);
+    const double squares = dot(v.data(), v.data(), n);
     Matrix out(size_t(n * n), 0);
     for (int i = 0; i < n; ++i)
         for (int j = 0; j < n; ++j) out[size_t(i * n + j)] = (i == j) - 2 * v[size_t(i)] * v[size_t(j)] / squares;
@@ -45,10 +44,9 @@ static double five_times(double s) {
 
 static void check_singular_values() {
     const std::vector<double> s = {5, 1, 0.3, 0.02};
-    double norm = 0;
+    const double norm = std::sqrt(dot(s.data(), s.data(), 4));
     std::vector<double> expected;
-    for (const double x : s) norm += x * x;
-    for (const double x : s) expected.push_back(five_times(x / std::sqrt(norm)));
+    for (const double x : s) expected.push_back(five_times(x / norm));
     const Matrix got = orthogonal(with_singular_values(s, 6), 4, 6), want = with_singular_values(expected, 6);
     close("U, V stay, singular values go through the polynomial: largest difference", distance(got, want, 24), 0,
           1e-12);
@@ -116,9 +114,7 @@ int main() {
     check_against_torch();
     check_against_program();
     const Matrix x = orthogonal(with_singular_values({1, 1, 1, 1}, 8), 4, 8);
-    double squares = 0;
-    for (const double v : x) squares += v * v / 32;
-    const double size = scale(4, 8) * std::sqrt(squares) / five_times(0.5);
+    const double size = scale(4, 8) * std::sqrt(dot(x.data(), x.data(), 32) / 32) / five_times(0.5);
     close("a step of singular values of one: root of the mean square", size, 0.2, 1e-12);
     // Jordan (2024): 0.7 % for the NanoGPT speedrun, 0.5 % for Llama 405B
     close("width 768, 524,288 tokens: overhead in %", 100 * overhead(768, 768, 524288), 0.7, 0.05);
