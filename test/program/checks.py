@@ -354,6 +354,22 @@ def rows(out, key="loss", name="metrics.jsonl"):
     return [row for row in map(json.loads, lines) if key in row]
 
 
+def sent_as_planned(out, *command):
+    """Each step of a run has sent what --print-config says of the same flags; gives that by axis."""
+    told = expect(f"{out}: --print-config", run(*command, ["--out", work / out, "--print-config"])).text
+    found = re.findall(
+        r"^ +(tp|cp|pp|data|replicate|model) +\S+ +(\d+)", told.split("bytes that it sends", 1)[-1], re.M
+    )
+    axes = {axis: int(bytes) for axis, bytes in found if int(bytes)}
+    steps = rows(out, "bytes_sent")
+    by_axis = [{axis: of["bytes_sent"] for axis, of in step["axes"].items()} for step in steps]
+    check("  each step sent that, by axis", steps and all(of == axes for of in by_axis), f"{by_axis} {axes}")
+    equal("  and in sum", {step["bytes_sent"] for step in steps}, {sum(axes.values())})
+    some = [of["seconds"] > 0 for step in steps for axis, of in step["axes"].items() if axis in ("tp", "cp", "data")]
+    check("  in some time", some and all(some), steps)
+    return axes
+
+
 def far(out, other, first=0, last=1 << 30, loss=1e-5, norm=1e-6):
     """What differs between two runs' metrics: losses and norms by more than a relative bound, steps and tokens at all."""
     exact = dict.fromkeys(("step", "data_hash", "attention_share", "lr"), 0)

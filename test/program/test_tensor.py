@@ -7,7 +7,7 @@ bytes as predicted, checkpoints that any layout reads, killed ranks, refusals. E
 
 import re
 
-from checks import Table, arguments, check, end, equal, expect, load, rows, run, text_data, work
+from checks import Table, arguments, check, end, equal, expect, load, rows, run, sent_as_planned, text_data, work
 
 MODEL = f"""--data {text_data("200K")} --preset bytes --seq-len 33 --batch 1 --layers 2 --dim 48 --heads 12 --kv-heads 2 --ffn 70
     --device cpu --threads 1 --steps 10 --lr-schedule constant --warmup 0 --save-every 0 --val-every 0 --val-tokens 66 --timeout 30"""
@@ -55,21 +55,7 @@ train(f"""
     deep     2 --layers 4 --head untied --batch-tokens 264
     three    8 {THREE} | close to deep | says pp 1: \\[4 5\\] \\[6 7\\]
 """)
-told = expect("--print-config", run(arguments[:1], MODEL, THREE, "--print-config")).text.split(
-    "bytes that it sends", 1
-)[1]
-axes = {
-    axis: int(n) for axis, n in re.findall(r"^ *(tp|pp|data|replicate|model) +\S+ +(\d+) +\S+$", told, re.M) if int(n)
-}
-steps = rows("three", "bytes_sent")
-check(
-    "each step sent what --print-config says",
-    {s["bytes_sent"] for s in steps} == {sum(axes.values())},
-    f"{axes} {steps[0]}",
-)
-sent = [{axis: of["bytes_sent"] for axis, of in step["axes"].items()} for step in steps]
-check("  by axis", sent and all(of == axes for of in sent), f"{sent} {axes}")
-check("  in some time", all(step["axes"][axis]["seconds"] > 0 for step in steps for axis in ("tp", "data")))
+sent_as_planned("three", arguments[:1], MODEL, THREE)
 places = [(r["tp"], r["cp"], r["dp"], r["pp"]) for r in load("three/ranks.json")]
 equal("  its ranks' report knows the axes", places, [(r % 2, 0, r // 2 % 2, r // 4) for r in range(8)])
 console = (work / "three/log.txt").read_text()
