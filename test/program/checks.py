@@ -347,6 +347,24 @@ def same_rows(what, out, other):
     equal(f"{what}: the rows of {other}", *(run_rows.text(work / name) for name in (out, other)))
 
 
+def as_undisturbed(what, job, out, like="undisturbed", most=3):
+    """A run that started again: few steps are lost at each restart, its weights and rows are those of a run that nothing happened to,
+    and nothing is left in memory."""
+    lost, at = [], 0
+    for step, source in re.findall(r"^step +(\d+)/|^resumed .*?step_(\d+)", job.text, re.M):
+        lost += [at - int(source)] if source else []
+        at = int(step or source)
+    check(f"{what}: at most {most} steps are lost", max(lost, default=0) <= most, f"{lost}\n{job.text}")
+    same_weights(f"{what} and {like}", out, like)
+    same_rows(what, out, like)
+    check("  nothing is left in memory", not in_memory(job), in_memory(job))
+
+
+def in_memory(job):
+    """Folders of snapshots that a job has named and that are there."""
+    return [folder for folder in re.findall(r"/dev/shm/ringzero-restart-\w+", job.text) if os.path.exists(folder)]
+
+
 def rows(out, key="loss", name="metrics.jsonl"):
     """The rows of a run's metrics that have a key."""
     file = work / out / name

@@ -8,13 +8,12 @@ A host is a process namespace of this machine with a /dev/shm, a name and a boot
 Whoever kills its first process has killed all, and its memory is gone."""
 
 import os
-import re
 import signal
 import subprocess
 import uuid
 
 import checks
-from checks import Run, check, end, equal, expect, has_mpi, run, run_case, same_weights, skip, until, work
+from checks import Run, check, end, equal, expect, has_mpi, run, run_case, skip, until, work
 
 program = checks.arguments[0]
 full = "--full" in checks.arguments
@@ -53,8 +52,10 @@ model = """--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --
 hosts = {}
 
 
-def on(*numbers):
-    """The host file; two ranks on the first."""
+def on(*numbers, there=True):
+    """Makes the host file: two ranks on the first."""
+    if there:
+        live(*numbers)
     (work / "hosts").write_text("".join(f"127.0.0.{n}{':2' * (n == numbers[0])}\n" for n in numbers))
 
 
@@ -79,34 +80,19 @@ def supervise(out, *flags, keeps=("--hosts", work / "hosts"), fault=""):
     return Run([*supervisor, *mpirun(out, "--snapshot-every 3", *flags)], fault=fault, limit=240)
 
 
-def lost_steps(text):
-    """Steps between the last one printed and the one that a start resumed from."""
-    last, lost = 0, []
-    for step, resumed in re.findall(r"^step +(\d+)/|^resumed  .*step_(\d+)", text, re.M):
-        if resumed:
-            lost.append(last - int(resumed))
-        last = int(step or resumed)
-    return lost
-
-
 def as_undisturbed(out, job, most=3):
-    lost = lost_steps(job.text)
-    check(f"at most {most} steps are lost", lost and max(lost) <= most, lost)
-    same_weights("weights", out, "undisturbed")
-    mine, others = (checks.logged(name) for name in (out, "undisturbed"))
-    check("rows", mine and mine == others, f"{mine}\n{others}")
+    checks.as_undisturbed(out, job, out, most=most)
     nothing_left()
 
 
-def nothing_left():
+def nothing_left(*jobs):
     for host in hosts.values():
         check(f"{host.address}: nothing is left", until(lambda host=host: not host.memory(), 15), host.memory())
-    named = set(re.findall(r"/dev/shm/ringzero-restart-\w+", checks.last))
-    check("nor here", not any(map(os.path.exists, named)), named)
+    for job in jobs:
+        check("nor here", not checks.in_memory(job), checks.in_memory(job))
 
 
 def undisturbed():
-    live(2, 3, 4)
     on(2, 3, 4)
     expect("three hosts", run(mpirun("undisturbed"), limit=120))
 
@@ -121,7 +107,6 @@ def a_host():
     """The host of rank 2 is lost in the middle, and a spare one stands in the file."""
     job = supervise("host", fault="step:*:*:sleep=0.3")
     check("comes to step 14", job.until(r"^step +14/"))
-    live(5)
     on(2, 5, 4)
     lose(3)
     came = "the slices of 1 of 4 ranks came from the host that had a copy"
@@ -131,11 +116,9 @@ def a_host():
 
 def first_host():
     """That of rank 0, and the ranks change places: two are on what was the second host."""
-    live(2, 3, 4)
     on(2, 3, 4)
     job = supervise("first", fault="step:*:*:sleep=0.3")
     check("comes to step 14", job.until(r"^step +14/"))
-    live(6)
     on(3, 4, 6)
     lose(2)
     came = "the slices of [1-4] of 4 ranks came from the host that had a copy"
@@ -144,11 +127,9 @@ def first_host():
 
 
 def neighbours():
-    live(2, 3, 4)
     on(2, 3, 4)
     job = supervise("two", fault="step:*:*:sleep=0.3")
     check("comes to step 14", job.until(r"^step +14/"))
-    live(7, 8)
     on(2, 7, 8)
     lose(3, 4)
     none = "of the snapshot of step 1[25] no host that is left has the slices of rank 2"
@@ -158,7 +139,6 @@ def neighbours():
 
 
 def not_kept():
-    live(2, 3, 4)
     on(2, 3, 4)
     said = "--snapshot-every: the host of rank 0 has no folder in memory that outlives its ranks"
     expect("without --hosts", supervise("no", keeps=()).wait(), code=2, says=said)
@@ -167,17 +147,15 @@ def not_kept():
 
 
 def unreachable():
-    live(2, 3, 4)
-    on(2, 3, 9)
+    live(2, 3)
+    on(2, 3, 9, there=False)
     keeps = ("--max-restarts", "0", "--start-timeout", "5", "--hosts", work / "hosts")
     said = ["no snapshots can be kept on 127.0.0.9: 127.0.0.9: no route to host", "gives up after 0 restarts"]
-    expect("a host that can't be reached", supervise("none", keeps=keeps).wait(), code=3, says=said)
-    nothing_left()
+    nothing_left(expect("a host that can't be reached", supervise("none", keeps=keeps).wait(), code=3, says=said))
 
 
 def killed():
     """kill -9 of the supervisor and of its run: the keepers see it."""
-    live(2, 3, 4)
     on(2, 3, 4)
     keeps = ("--start-timeout", "0", "--hosts", work / "hosts")
     job = supervise("killed", "--steps 100000", keeps=keeps, fault="step:*:*:sleep=0.3")
@@ -188,8 +166,7 @@ def killed():
     equal("the run", len(runs), 1)
     for pid, number in ((job.pid, signal.SIGKILL), (runs[0], signal.SIGTERM)):
         os.kill(pid, number)
-    job.wait()
-    nothing_left()
+    nothing_left(job.wait())
 
 
 if not has_mpi(program):

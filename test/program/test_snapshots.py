@@ -12,8 +12,22 @@ import signal
 import subprocess
 import time
 
-from checks import MACHINE, Run, Table, arguments, check, dies, end, equal, expect, flip_bit, has_mpi, load, ranks_of
-from checks import run, same_rows, same_weights, skip, text_data, work
+from checks import (
+    MACHINE,
+    Run,
+    Table,
+    arguments,
+    as_undisturbed,
+    check,
+    dies,
+    end,
+    equal,
+    expect,
+    flip_bit,
+    has_mpi,
+    in_memory,
+)
+from checks import load, ranks_of, run, skip, text_data, work
 
 program, *full = arguments
 TRAIN = f"""--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --threads 1 --batch 1 --seq-len 32
@@ -25,19 +39,6 @@ plain = Table(program, TRAIN, launcher="--ranks", limit=120)
 
 def train(out, start, flags, **more):
     return run(start, TRAIN, flags, ["--out", work / out], limit=120, **more)
-
-
-def as_undisturbed(what, job, out, like="undisturbed", most=3):
-    """Few steps are lost at each restart; the weights and rows of the run that nothing happened to; nothing is left in memory."""
-    lost, at = [], 0
-    for step, source in re.findall(r"^step +(\d+)/|^resumed .*?step_(\d+)", job.text, re.M):
-        lost += [at - int(source)] if source else []
-        at = int(step or source)
-    check(f"{what}: at most {most} steps are lost", max(lost, default=0) <= most, f"{lost}\n{job.text}")
-    same_weights(f"{what} and {like}", out, like)
-    same_rows(what, out, like)
-    folders = set(re.findall(r"/dev/shm/ringzero-restart-[A-Za-z0-9]+", job.text))
-    check("  nothing is left in memory", not [f for f in folders if os.path.exists(f)], folders)
 
 
 def disturbed(text, like="undisturbed", most=3):
@@ -180,8 +181,7 @@ for at, layout in enumerate(["--tp 2", "--pp 2", "--shard-size 2", "--zero 1"]):
     disturbed(lost, like=f"layout{at}")
 most = train("most", RANKS, f"--max-restarts 1 {snapshots}", fault="step:3:6:kill")
 expect("restarts have an end: the failure's code", most, 9, "the last of 1 restarts has failed")
-left = re.findall(r"/dev/shm/ringzero-restart-[A-Za-z0-9]+", most.text)
-check("  nothing is left in memory", left and not any(map(os.path.exists, left)), left)
+check("  nothing is left in memory", most.says("/dev/shm/ringzero-restart-") and not in_memory(most), most.text)
 env, start = {"RINGZERO_RUNS": work / "runs"}, f"{RANKS} --ranks 2"
 named = run(start, TRAIN, snapshots, env=env, fault="step:0:8:kill", cwd=work, limit=120)
 expect("without --out, in the folder of the first start", named)
