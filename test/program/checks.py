@@ -248,28 +248,29 @@ def together(*runs):
     return runs[0]
 
 
-def by_launcher(ranks, *command, **env):
-    """Ranks that are started by hand, with the variables of torchrun's agent."""
-    log = tempfile.mkstemp(dir=work, suffix=".log")[1]
-    env |= {"WORLD_SIZE": ranks, "LOCAL_WORLD_SIZE": ranks, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port() - 1}
-    env["TORCHELASTIC_USE_AGENT_STORE"] = "True"
-    return together(*(Run(*command, env={**env, "RANK": r, "LOCAL_RANK": r}, log=log) for r in range(ranks)))
+def proc(pid, name):
+    """A file of /proc about a process; of one that is gone nothing."""
+    try:
+        return pathlib.Path(f"/proc/{pid}/{name}").read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def variables(pid):
-    """A process's environment; one that is gone has none."""
-    try:
-        text = pathlib.Path(f"/proc/{pid}/environ").read_text(errors="replace")
-    except OSError:
-        return {}
-    return dict(pair.split("=", 1) for pair in text.split("\0") if "=" in pair)
+    """A process's environment."""
+    return dict(pair.split("=", 1) for pair in proc(pid, "environ").split("\0") if "=" in pair)
+
+
+def children(pid, pattern=""):
+    """The processes that a process has started and whose command line has a pattern."""
+    lists = pathlib.Path(f"/proc/{pid}/task").glob("*/children")
+    found = [int(child) for file in lists for child in file.read_text().split()]
+    return [child for child in found if re.search(pattern, proc(child, "cmdline").replace("\0", " "))]
 
 
 def ranks_of(job):
     """The processes that --ranks has started, by rank."""
-    found = pathlib.Path(f"/proc/{job.pid}/task").glob("*/children")
-    pids = [int(pid) for file in found for pid in file.read_text().split()]
-    return {int(rank): pid for pid in pids if (rank := variables(pid).get("RINGZERO_RANK"))}
+    return {int(rank): pid for pid in children(job.pid) if (rank := variables(pid).get("RINGZERO_RANK"))}
 
 
 def gone(out):

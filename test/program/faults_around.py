@@ -3,12 +3,10 @@
 import os
 import re
 import signal
-import subprocess
 
 import checks
-from checks import Run, check, equal, expect, remove, run, same_weights, until, work
+from checks import Run, check, children, equal, expect, remove, run, same_weights, until, work
 from fault_runs import PROGRAM, TRAIN, damaged, options, rows, wait_for_step
-from faults_training import data_hash
 
 
 def commands():
@@ -81,13 +79,6 @@ def supervisor():
     expect("passes SIGTERM on, the run saved", job.wait(), code=75, says=said)
 
 
-def children(pid, pattern):
-    return [
-        int(p)
-        for p in subprocess.run(["pgrep", "-P", str(pid), "-f", pattern], capture_output=True, text=True).stdout.split()
-    ]
-
-
 def two_supervisors():
     """A second supervisor, and the death of what lies between mpirun and the ranks."""
     first = supervise("a", fault="step:*:*:sleep=0.5")
@@ -141,10 +132,8 @@ def hung_start():
             check(f"{what}: nothing is left", until(lambda pid=pid: ended(pid), 20))
 
     def ended(pid):
-        try:
-            return re.search(r"(?m)^State:\s*[ZX]", open(f"/proc/{pid}/status").read())
-        except OSError:
-            return True
+        status = checks.proc(pid, "status")
+        return not status or re.search(r"(?m)^State:\s*[ZX]", status)
 
     def train(out):
         return [*rows.by(3), "--out", work / out / "out", *checks.split([TRAIN])]
@@ -184,5 +173,5 @@ def elastic():
     there.write_text("4\n")
     grown = ["stopped at step 1[0-9], since more ranks are there", "starts with 4 ranks: 4 are there, it was 2"]
     expect("more while it runs", two.wait(), says=grown)
-    equal("the same tokens", data_hash("a"), data_hash("w"))
+    equal("the same tokens", *(checks.rows(out, "data_hash")[-1]["data_hash"] for out in "aw"))
     rows("a 5 --resume auto --steps 25 --allow-lr-jump | there | code 2 | says nearest: 4 or 6 of such ranks")

@@ -13,7 +13,7 @@ import subprocess
 import uuid
 
 import checks
-from checks import Run, check, end, equal, expect, has_mpi, run, run_case, skip, until, work
+from checks import Run, check, children, end, equal, expect, has_mpi, run, run_case, skip, until, work
 
 program = checks.arguments[0]
 full = "--full" in checks.arguments
@@ -34,7 +34,7 @@ class Host:
         command = ["unshare", "--mount", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c", life]
         self.first = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         self.there = self.first.stdout.readline() == "up\n"
-        self.pid = open(f"/proc/{self.first.pid}/task/{self.first.pid}/children").read().strip() if self.there else ""
+        self.pid = children(self.first.pid)[0] if self.there else ""
         self.route = work / f"{self.address}.pid"
         self.route.write_text(f"{self.pid}\n")
 
@@ -161,8 +161,7 @@ def killed():
     job = supervise("killed", "--steps 100000", keeps=keeps, fault="step:*:*:sleep=0.3")
     check("comes to step 4", job.until(r"^step +4/"))
     equal("a folder on each host", [len(hosts[n].memory()) for n in (2, 3, 4)], [1, 1, 1])
-    started = map(int, open(f"/proc/{job.pid}/task/{job.pid}/children").read().split())
-    runs = [pid for pid in started if b"--hold" not in open(f"/proc/{pid}/cmdline", "rb").read()]
+    runs = children(job.pid, "^(?!.*--hold)")
     equal("the run", len(runs), 1)
     for pid, number in ((job.pid, signal.SIGKILL), (runs[0], signal.SIGTERM)):
         os.kill(pid, number)

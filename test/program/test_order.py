@@ -13,9 +13,8 @@ import graphlib
 import os
 import pickle
 import signal
-import subprocess
 
-from checks import Run, arguments, check, end, remove, work
+from checks import Run, arguments, check, children, end, remove, work
 
 RANKS = 8
 MODEL = """--device cpu --preset tiny --data synthetic --seq-len 32 --batch 1 --val-every 0 --save-every 0 --dim 32 --ffn 48
@@ -44,8 +43,7 @@ def flight_of(layout):
     job = Run(arguments[:1], MODEL, layout, f"--ranks {RANKS}", env={"TMPDIR": folder})
     try:
         wait_for(job, "^step      3/")
-        ranks = subprocess.run(["pgrep", "-P", str(job.pid)], capture_output=True, text=True, check=True).stdout.split()
-        os.kill(int(ranks[0]), signal.SIGUSR2)
+        os.kill(children(job.pid)[0], signal.SIGUSR2)
         wait_for(job, "records for torchfrtrace stand in")
         dumps = [pickle.loads(f.read_bytes()) for f in sorted(folder.glob("ringzero-*/flight/rank_*"))]
     finally:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import time
 
-from checks import Run, Table, arguments, by_launcher, check, end, equal, expect, gone, has_mpi, no_memory_left
-from checks import ranks_of, same_weights, skip, text_data, variables, work
+from checks import Run, Table, arguments, check, end, equal, expect, free_port, gone, has_mpi, no_memory_left
+from checks import ranks_of, same_weights, skip, text_data, together, variables, work
 
 program, *full = arguments
 TRAIN = f"""--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --head untied --device cpu --threads 1
@@ -19,8 +19,12 @@ TRAIN = f"""--preset bytes --dim 32 --layers 4 --heads 4 --kv-heads 2 --ffn 48 -
 ranks, mpi = Table(program, TRAIN, launcher="--ranks"), Table(program, TRAIN)
 
 
-def by_hand(number, out, flags="", **env):
-    return by_launcher(number, [program], TRAIN, flags, ["--out", work / out], **env)
+def by_hand(size, out, flags="", **env):
+    """With the variables of torchrun's agent."""
+    env |= {"WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size, "MASTER_ADDR": "localhost", "MASTER_PORT": free_port() - 1}
+    env |= {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    command, log = ([program], TRAIN, flags, ["--out", work / out]), work / f"{out}.log"
+    return together(*(Run(*command, env={**env, "RANK": r, "LOCAL_RANK": r}, log=log) for r in range(size)))
 
 
 # ---- the same bits ----
