@@ -1,16 +1,11 @@
-#!/usr/bin/env python3
 """What a run has written, in an order and form that two runs can be compared by.
 
-    test/faults/run_rows.py FOLDER [--without KEY,KEY]
-
-Prints the rows of metrics.jsonl and stats.jsonl, TensorBoard's scalars and the rows for W&B, without what is measured
-(seconds, bytes, rates) and joined over the starts of the run. --without leaves out more keys of metrics.jsonl.
+The rows of metrics.jsonl and stats.jsonl, TensorBoard's scalars and the rows for W&B, without what is measured
+(seconds, bytes, rates) and joined over the starts of the run.
 """
 
 import json
-import pathlib
 import struct
-import sys
 import zlib
 
 MEASURED = set(
@@ -22,15 +17,14 @@ MEASURED = set(
 MEASURED_SCALARS = ("speed/", "time/", "memory/", "communication/", "pipeline/", "tokens_per_second", "mfu")
 
 
-def rows(file, without=()):
+def rows(file):
     """The lines as JSON; a line that is none throws."""
     found = []
     if file.exists():
         for line in file.read_text().splitlines(keepends=True):
             if not line.endswith("\n"):
                 raise ValueError(f"{file}: ends in the middle of a line: {line!r}")
-            row = json.loads(line)
-            found.append({k: v for k, v in row.items() if k not in MEASURED and k not in without})
+            found.append({k: v for k, v in json.loads(line).items() if k not in MEASURED})
     return found
 
 
@@ -122,14 +116,9 @@ def wandb(folder):
     return found
 
 
-def text(folder, without=()):
-    folder = pathlib.Path(folder)
-    lines = [f"metrics {json.dumps(row)}" for row in rows(folder / "metrics.jsonl", without)]
+def text(folder):
+    lines = [f"metrics {json.dumps(row)}" for row in rows(folder / "metrics.jsonl")]
     lines += [f"stats {json.dumps(row)}" for row in rows(folder / "stats.jsonl")]
     lines += [f"tensorboard {key} {value}" for key, value in sorted(tensorboard(folder).items())]
     lines += [f"wandb {key} {value}" for key, value in sorted(wandb(folder).items())]
     return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    sys.stdout.write(text(sys.argv[1], sys.argv[3].split(",") if len(sys.argv) > 3 else ()))

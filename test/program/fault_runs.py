@@ -1,8 +1,6 @@
 """The runs that test_faults.py's cases are made of: its command line, the undisturbed run `whole`, and `base`, which was stopped after
 step 6 and has checkpoints of steps 4 and 6, to be damaged."""
 
-import argparse
-import os
 import re
 import subprocess
 import sys
@@ -10,12 +8,7 @@ import sys
 import checks
 from checks import ROOT, Run, Table, copy, remove, run, skip, work
 
-parser = argparse.ArgumentParser()
-parser.add_argument("program", type=os.path.realpath)
-parser.add_argument("--quick", action="store_true")
-parser.add_argument("--only")
-parser.add_argument("--launcher", choices=["mpirun", "ranks"], default="mpirun")
-options = parser.parse_args()
+options = checks.options("program", quick=False, only="", launcher=("mpirun", "ranks"))
 PROGRAM, QUICK = options.program, options.quick
 if options.launcher == "mpirun" and not checks.has_mpi(PROGRAM):
     print("0 passed, 0 failed, 1 skipped (no MPI here)")

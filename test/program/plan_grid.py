@@ -7,16 +7,15 @@ occurs. Peak memory of every kind on every rank, and bytes sent, must be equal; 
   test/program/plan_grid.py PROGRAM --fp8 --most-ranks 8              products and gathers in fp8, another model
   test/program/plan_grid.py PROGRAM --muon                            Muon and NorMuon, with fewer of the other flags
   test/program/plan_grid.py PROGRAM --cuda ./train_llama_simt         CUDA's choices, on the emulator
-  ... --rows 8 --table FILE                                           the first rows only; the table as Markdown
+  ... --rows 8 --table FILE --seed 2 --capability 9.0                 the first rows only; the table as Markdown; that device's
 """
 
-import argparse
 import itertools
 import json
 import random
 import subprocess
 
-from checks import MACHINE, arguments, check, end, load, remove, run, shard, split, work
+from checks import MACHINE, check, end, load, options, remove, run, shard, split, work
 
 KINDS = ["parameters", "gradients", "optimizer", "gathered", "activations", "comm", "workspace", "data", "total"]
 
@@ -232,26 +231,18 @@ class Grid:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("program")
-    parser.add_argument("--cuda", default="", help="the program that has CUDA, on an emulator or a GPU")
-    parser.add_argument("--capability", default="9.0", help="compute capability of that device")
-    parser.add_argument("--most-ranks", type=int, choices=[4, 8], default=4, help="8: with MORE_SETTINGS too")
-    parser.add_argument("--fp8", action="store_true", help="with FP8_SETTINGS")
-    parser.add_argument("--muon", action="store_true", help="with MUON_SETTINGS")
-    parser.add_argument("--rows", type=int, default=0, help="the first so many rows; 0: all")
-    parser.add_argument("--table", default="", help="file for the table")
-    parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args(arguments)
-    settings = SETTINGS if options.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
-    if options.fp8:
+    o = options(
+        "program", cuda="", capability="9.0", most_ranks=(4, 8), fp8=False, muon=False, rows=0, table="", seed=1
+    )
+    settings = SETTINGS if o.most_ranks == 4 else {**SETTINGS, **MORE_SETTINGS}
+    if o.fp8:
         settings = {**settings, **FP8_SETTINGS, "ranks": [n for n in settings["ranks"] if n in "1248"]}
-    if options.muon:
+    if o.muon:
         settings = MUON_SETTINGS
-    every = covering_rows(options.seed, bool(options.cuda), settings)
-    rows = every[: options.rows or None]
+    every = covering_rows(o.seed, bool(o.cuda), settings)
+    rows = every[: o.rows or None]
     refusals, lines = 0, []
-    grid = Grid(options.program, options.cuda, options.capability, options.fp8)
+    grid = Grid(o.program, o.cuda, o.capability, o.fp8)
     for number, row in enumerate(rows, 1):
         wrong, peak, refused = grid.compare(row)
         text = " ".join(flags_of(row))
@@ -262,8 +253,8 @@ def main():
         result = "refused by both" if refused else f"{peak:,}"
         difference = "-" if refused else "0" if not wrong else "; ".join(wrong)
         lines.append(f"| {number} | {row['ranks']} | `{text}` | {result} | {difference} |\n")
-    if options.table:
-        with open(options.table, "w") as file:
+    if o.table:
+        with open(o.table, "w") as file:
             file.write(
                 "| row | ranks | flags | peak of the largest rank, bytes | difference of any kind on any rank, and of bytes sent |\n"
                 "|---|---|---|---|---|\n" + "".join(lines)

@@ -7,13 +7,12 @@ The command must fit. No change of one flag that keeps the numerics may make it 
   test/program/plan_neighbours.py PROGRAM --most-gpus 2 --every 3      every third case of 1 and 2 GPUs
 """
 
-import argparse
 import concurrent.futures
 import json
 import re
 import subprocess
 
-from checks import ROOT, arguments, check, end, split
+from checks import ROOT, check, end, options, split
 
 MODEL = "--preset llama3.1-8b --layers 4 --dtype bf16 --seq-len 2048 --batch-tokens 256K --data synthetic"
 FASTER = 1.01  # llama/plan/plan.h
@@ -87,12 +86,7 @@ def tried(program, machine, gpus):
     return count, None
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("program")
-parser.add_argument("--every", type=int, default=1, metavar="N")
-parser.add_argument("--most-gpus", type=int, default=64, metavar="N")
-parser.add_argument("--jobs", type=int, default=1, metavar="N")
-o = parser.parse_args(arguments)
+o = options("program", every=1, most_gpus=64, jobs=1)
 machines = sorted(path.stem for path in (ROOT / "llama/configs/machines").glob("*.toml"))
 cases = [(machine, 2**n) for machine in machines for n in range(7) if 2**n <= o.most_gpus]
 cases, total = cases[:: o.every], 0

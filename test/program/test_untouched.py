@@ -8,11 +8,10 @@ a request that must be refused, beside flags that matter to nobody; compares the
 all files and folders before and after. Ends with "N passed, N failed".
 """
 
-import argparse
 import hashlib
 import random
 
-from checks import Table, arguments, check, copy, end, remove, run, text_data, work
+from checks import Table, check, copy, end, options, remove, run, text_data, work
 
 SHAPE = """--preset bytes --dim 32 --layers 2 --heads 4 --kv-heads 2 --ffn 48 --head-dim 8 --device cpu --batch 1 --seq-len 32
     --threads 1 --val-every 0 --val-tokens 256"""
@@ -76,16 +75,11 @@ def picture(folder):
     return found
 
 
-parser = argparse.ArgumentParser()
-parser.add_argument("program")
-parser.add_argument("--starts", type=int, default=24)
-parser.add_argument("--seed", type=int, default=1)
-o = parser.parse_args()
+o = options("program", starts=24, seed=1)
 chance = random.Random(o.seed)
 data, data2 = text_data("400K"), text_data("300K", to="data2")
 new = f"{SHAPE} --data {data} --steps 6 --save-every 2 --keep 0"
-program = arguments[0]
-Table(program, new)("""
+Table(o.program, new)("""
     finished 1
     stopped  1 | fault step:0:5:term | code 75
 """)
@@ -110,7 +104,7 @@ for name, (request, answer) in drawn[: o.starts]:
     out = work / name
     flags = request.format(new=new, out=out, data=data, data2=data2) + " " + chance.choice(HARMLESS)
     before = picture(out)
-    refused = run([program, "--out", out], flags)
+    refused = run([o.program, "--out", out], flags)
     after = picture(out)
     changed = sorted(key for key in {*before, *after} if before.get(key) != after.get(key))
     good = refused.code == (70 if (request, answer) in MISSING else 2) and answer in refused.text and not changed
