@@ -106,6 +106,10 @@ def end():
     sys.exit(failed > 0)
 
 
+class Skipped(Exception):
+    """Ends a case for which something is not here."""
+
+
 def run_case(name, functions):
     """A named part of a test. One that throws has failed, and the next one runs."""
     global prefix
@@ -113,6 +117,8 @@ def run_case(name, functions):
     try:
         for function in functions:
             function()
+    except Skipped as reason:
+        skip(reason)
     except Exception:
         check("ends", False, last + traceback.format_exc())
     print(f"case {name:24} {passed + failed - before:3} checks, {time.monotonic() - began:3.0f} s", flush=True)

@@ -57,21 +57,16 @@ def can_mount(what):
     return good
 
 
-def shim(**variables):
-    """Variables of test/faults/file_faults.cpp, as the words of a row."""
-    named = {"LD_PRELOAD": SHIM, **{f"FAULT_{name.upper()}": value for name, value in variables.items()}}
-    return " | ".join(f"with {name}={value}" for name, value in named.items())
-
-
-def environment(words):
-    """The same for a run."""
-    return dict(word.removeprefix("with ").split("=", 1) for word in words.split(" | "))
-
-
-def has_shim():
+def shim_env(**variables):
+    """Variables of test/faults/file_faults.cpp for a run."""
     if not SHIM.exists():
-        skip("build/libfile_faults.so is not there: make it")
-    return SHIM.exists()
+        raise checks.Skipped("build/libfile_faults.so is not there: make it")
+    return {"LD_PRELOAD": SHIM, **{f"FAULT_{name.upper()}": value for name, value in variables.items()}}
+
+
+def shim(**variables):
+    """The same as the words of a row."""
+    return " | ".join(f"with {name}={value}" for name, value in shim_env(**variables).items())
 
 
 def version_1(manifest, *without):

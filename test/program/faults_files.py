@@ -9,7 +9,7 @@ import time
 import checks
 from checks import check, copy, edit, equal, expect, flip_bit, remove, run, skip, weights, work
 from fault_runs import DATA, PROGRAM, QUICK, RESUMED, SHAPE, STEP_6, TRAIN
-from fault_runs import background, can_mount, damaged, environment, has_shim, one, rows, shim, version_1, wait_for_step
+from fault_runs import background, can_mount, damaged, one, rows, shim, shim_env, version_1, wait_for_step
 
 
 # ---- checkpoints ----
@@ -144,8 +144,6 @@ def file_size_limit():
 
 def hanging_files():
     """A call that takes longer than any deadline of training: said, trained on, and nothing differs in the end."""
-    if not has_shim():
-        return
 
     def hang(out, rank, file, seconds, flags, said, least):
         hangs = shim(paths=work / out / file, rank=rank, at=1, do=f"hang={seconds}")
@@ -166,8 +164,6 @@ def share_fails():
     """A call of another rank's share of a checkpoint fails once; that rank can say so only through the files it shares.
 
     Rank 0 is late with the folder, so the first call comes before there is anything to open."""
-    if not has_shim():
-        return
     paths = work / "a/checkpoints/.tmp"
     for call, error in [*((n, "ESTALE") for n in (1, 2, 4, 7, 12, 18, 25)), (1, "EMFILE")]:
         failing = shim(paths=paths, rank=1, at=call, do=error)
@@ -369,12 +365,10 @@ def other_flags():
 
 def two_hosts():
     """Hosts whose flock sees no other's, hosts without one, and one of each: two never hold a folder."""
-    if not has_shim():
-        return
 
     def on_host(name, flock, **more):
         """One process. flock: real, local (each host its own), absent"""
-        env = environment(shim(host=name, **({} if flock == "real" else {"flock": flock})))
+        env = shim_env(host=name, **({} if flock == "real" else {"flock": flock}))
         return background("g", "--resume auto", ranks=1, env=env, **more)
 
     for flocks in ("local", "local"), ("absent", "absent"), ("real", "absent"), ("absent", "real"):
@@ -392,7 +386,7 @@ def two_hosts():
 
     def in_namespaces(name, flock, **more):
         """Host names and process numbers of the kernel's own."""
-        env = {} if flock == "real" else environment(shim(flock=flock))
+        env = {} if flock == "real" else shim_env(flock=flock)
         own = 'unshare --uts --pid --fork --kill-child --mount-proc sh -c \'hostname "$0" && exec "$@"\''
         return checks.Run(own, [name, PROGRAM], TRAIN, ["--out", work / "g"], "--resume auto", env=env, **more)
 

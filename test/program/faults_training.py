@@ -12,7 +12,7 @@ import time
 import checks
 from checks import check, copy, equal, expect, remove, run, same_rows, same_weights, skip, weights, work
 from fault_runs import DATA, PROGRAM, QUICK, RESUMED, SHAPE, STEP_6, TRAIN
-from fault_runs import background, environment, gone, has_shim, one, rows, shim, status, version_1, wait_for_step
+from fault_runs import background, gone, one, rows, shim, shim_env, status, version_1, wait_for_step
 
 # ---- signals, deaths, hangs ----
 
@@ -76,8 +76,6 @@ def slow_rank():
 
 def before_mpi():
     """A rank that ends before MPI is there: its job ends with it, long before --timeout."""
-    if not has_shim():
-        return
     for how in (
         dict(at=1),
         dict(at=40),
@@ -85,8 +83,8 @@ def before_mpi():
         dict(at=40, do="abort"),
         dict(at=40, do="throw"),
     ):
-        words = shim(**{"kinds": "memory", "rank": 1, "do": "ENOMEM", **how})
-        ended = run(rows.by(3), ["--out", work / "a"], TRAIN, "--timeout 600", env=environment(words))
+        env = shim_env(**{"kinds": "memory", "rank": 1, "do": "ENOMEM", **how})
+        ended = run(rows.by(3), ["--out", work / "a"], TRAIN, "--timeout 600", env=env)
         if "before_main" in how and not ended.says("^FAULT: "):
             skip("this program asks for nothing before main()")
             continue
@@ -97,8 +95,6 @@ def before_mpi():
 
 def aborts():
     """An end from inside a library, wherever it is: words and 70, never a bare signal; the next start continues."""
-    if not has_shim():
-        return
     rows("whole1 1")
     said = "aborted; the line above says why"
     for how, words in ("abort", said), ("terminate", said), ("throw", "out of memory where nothing can be undone"):
@@ -118,12 +114,11 @@ def hangup_and_clocks():
     job.signal(signal.SIGHUP)
     expect("SIGHUP", job.wait(), code=75)
     check("SIGHUP: saved", checks.checkpoints("a"))
-    if has_shim():
-        slow = "fault step:*:*:sleep=0.3"
-        rows(f"""
-            a 1 --time-limit 1h | {shim(clock="1:86400")} | {slow} | says clock jumps
-            b 1 --steps 1000 --time-limit 6 | {shim(clock="1:-86400")} | {slow} | code 75
-        """)
+    slow = "fault step:*:*:sleep=0.3"
+    rows(f"""
+        a 1 --time-limit 1h | {shim(clock="1:86400")} | {slow} | says clock jumps
+        b 1 --steps 1000 --time-limit 6 | {shim(clock="1:-86400")} | {slow} | code 75
+    """)
 
 
 # ---- numbers ----
@@ -276,8 +271,6 @@ def memory_limits():
 def copy_fails():
     """The copy of the state for saves in the background is allocated at the start; where that fails, training waits for each save. Its
     place is the one buffer that a run with --no-background-save has not."""
-    if not has_shim():
-        return
     sites = []
     for name, flags in ("with", ""), ("without", "--no-background-save"):
         trace = work / f"trace-{name}"
@@ -286,7 +279,7 @@ def copy_fails():
         sites.append({w[1] for w in words if len(w) > 3 and w[3] in ("aligned_alloc", "posix_memalign")})
     said = []
     for site in sorted(sites[0] - sites[1]):
-        env = environment(shim(kinds="memory", site=f"{site}:1", do="ENOMEM"))
+        env = shim_env(kinds="memory", site=f"{site}:1", do="ENOMEM")
         remove(work / "a")
         ended = one("a", "--threads 1", env=env)
         if ended.says("no memory for a copy of the state .*training waits for each checkpoint"):
@@ -297,8 +290,6 @@ def copy_fails():
 def libraries_fail():
     """Threads that OpenMP or the program asks for, and allocations inside oneDNN, fail one at a time: words and an exit code of the table,
     or the undisturbed weights; no loss is printed that is not the undisturbed run's."""
-    if not has_shim():
-        return
 
     def printed(text):
         return set(re.findall(r"^(step +[0-9]+/[0-9]+ \| loss [^ ]+)", text, re.M))
@@ -311,7 +302,7 @@ def libraries_fail():
         kinds = dict(kinds="threads") if what == "threads" else dict(kinds="memory", module="libdnnl")
         for call in calls:
             remove(work / "a")
-            ended = one("a", flags, limit=60, env=environment(shim(**kinds, at=call, do="ENOMEM")))
+            ended = one("a", flags, limit=60, env=shim_env(**kinds, at=call, do="ENOMEM"))
             if not ended.says("^FAULT: "):
                 continue
             reached += 1
