@@ -11,11 +11,10 @@ test/program/test_recorder.py --full build/cuda/unit_tests
 import os
 import pickle
 import re
-import shutil
 import signal
 
 import checks
-from checks import Run, arguments, check, end, equal, expect, ranks_of, remove, run, skip, until, work
+from checks import Run, arguments, check, end, equal, expect, installed, ranks_of, remove, run, until, work
 
 *full, program = arguments
 TMP = work / "tmp"
@@ -29,16 +28,13 @@ if full:
     env = {"RZ_HANGS": "all", "RZ_HANG_DUMPS": work / "hangs"}
     hangs = run([program], "--gtest_brief=1 --gtest_filter=PlantedHangs.*", env=env, limit=120)
     expect("the verdict names rank, group, operation and unit of twenty planted hangs", hangs)
-    pythons = [os.environ.get("TORCH_PYTHON", "build/lm-eval/bin/python"), "build/torch/bin/python"]
-    pythons = [p for p in pythons if shutil.which(p) and run([p, "-c", f"import {TRACE}"]).code == 0]
-    if not pythons and "TORCH_PYTHON" not in os.environ and run("python3 -m venv build/torch").code == 0:
-        if run("build/torch/bin/pip install -q torch numpy", limit=1200).code == 0:
-            pythons = ["build/torch/bin/python"]
-    if not pythons:
-        skip(f"torch can't be had here: {checks.last.strip().splitlines()[-1:]}")
-    for folder in (work / "hangs").iterdir() if pythons else []:
+    venvs = [p for p in ("build/lm-eval/bin/python", "build/torch/bin/python") if os.path.exists(p)]
+    python = installed(
+        "torch", "TORCH_PYTHON", [*venvs, "build/torch/bin/python"][0], ["-c", f"import {TRACE}"], "torch", "numpy"
+    )
+    for folder in (work / "hangs").iterdir() if python else []:
         # The first operation that it complains of. A stopped rank: the one that the verdict names.
-        said = run([pythons[0], "-m", TRACE, folder / "flight"]).text
+        said = run([python, "-m", TRACE, folder / "flight"]).text
         number = re.search(r"verdict: .*?#(\d+)", (folder / "failure.txt").read_text())[1]
         found = re.findall(r"equence number: \d+|Culprit rank \d+|missing ranks: .*", said)[:2]
         wanted = [[f"equence number: {number}", rank] for rank in ("Culprit rank 1", "missing ranks: {1}")]
