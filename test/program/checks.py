@@ -574,8 +574,11 @@ def text_data(size, to="data"):
     return work / to
 
 
-def shard(ids, kind=(20240520, 1), size=2):
-    return struct.pack("<256i", *kind, len(ids), *[0] * 253) + b"".join(i.to_bytes(size, "little") for i in ids)
+def shard(ids, kind=(20240520, 1), size=2, claim=None, order="<"):
+    """A token shard. claim: how many tokens its header says; order: that of the header's bytes."""
+    count = len(ids) if claim is None else claim
+    head = struct.pack(f"{order}256i", *kind, count, *[0] * 253)
+    return head + b"".join(i.to_bytes(size, "little") for i in ids)
 
 
 def flip_bit(file, at, bit=1):

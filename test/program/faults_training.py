@@ -11,7 +11,7 @@ import time
 
 import checks
 from checks import check, copy, equal, expect, remove, run, same_rows, same_weights, skip, weights, work
-from fault_runs import DATA, PROGRAM, QUICK, RESUMED, SHAPE, STEP_6, TRAIN
+from fault_runs import DATA, PROGRAM, QUICK, RESUMED, STEP_6, TRAIN
 from fault_runs import background, gone, one, rows, shim, shim_env, status, version_1, wait_for_step
 
 # ---- signals, deaths, hangs ----
@@ -195,36 +195,11 @@ def rollback():
     equal("  its rollbacks", [(r["from"], r["to"], r["samples"]) for r in manifest["rollbacks"]], [(30, 20, 39)])
 
 
-def other_rank_count():
-    rows("whole4 4 --batch 6 --steps 6")
-    for ranks in 2, 3, 8, 1:
-        rows(f"""
-            a 4 --batch 6 --steps 6 | fault step:0:4:term | code 75
-            a {ranks} --resume auto --zero 2 | there
-        """)
-        equal(f"4 -> {ranks} ranks: the same tokens", data_hash("a"), data_hash("whole4"))
-
-
-def data_hash(out):
-    return checks.rows(out, "data_hash")[-1]["data_hash"]
-
-
 # ---- memory, libraries ----
 
 
 def bad_flags():
-    for flags, fault, text in (
-        ("--batch 4x", "", "nearest valid value: 4"),
-        ("--time-limit 3x", "", "90m, 3h30m"),
-        (f"{TRAIN} --out {work}/a", "checkpoint.shart", "nearest: checkpoint.shard"),
-    ):
-        expect(fault or flags, run([PROGRAM], flags, fault=fault), code=70 if fault else 2, says=text)
-
-
-def no_gpu():
-    if run("sh -c 'nvidia-smi -L'").code == 0:
-        return skip("there is one")
-    expect("--device cuda", run([PROGRAM], SHAPE, DATA, "--device cuda"), code=70, says="device cpu or auto")
+    expect("FAULT", one("a", fault="checkpoint.shart"), code=70, says="nearest: checkpoint.shard")
 
 
 def address_space(kib):

@@ -76,13 +76,6 @@ def unnamed(what, flags, folders, runs="runs", **more):
     return found
 
 
-def once(text, flags):
-    """All ranks find the same wrong, and say it once."""
-    ended = run("mpirun -n 3", [program], flags, limit=60)
-    equal(f"three ranks, {flags}: say once {text}", ended.count(text), 1)
-    return ended
-
-
 # ---- a model stops where its documents do ----
 train("run 1 --steps 20 --save-every 10 --keep 0 | says step 20/20")
 config = load("run/final/config.json")
@@ -373,11 +366,8 @@ unnamed("nor does an empty RINGZERO_RUNS", f"{TINY} --save-every 0", 2, runs="")
 
 # ---- several ranks ----
 if mpi:
-    once("did you mean --steps", "--stepz 3")
-    once("train_llama: --warmup 50 is longer", "--warmup 50 --steps 10")
-    missing = once("dataset.json: not found", f"--data {work}/nothing")
-    expect("  with the prefix", missing, dies, says="^train_llama: rank [0-2] of 3: ")
-    once("step 3/3", f"{NEW} --steps 3 --out {work}/three")
+    three = run("mpirun -n 3", [program], NEW, f"--steps 3 --out {work}/three", limit=60)
+    equal("three ranks: say each step once", three.count("step 3/3"), 1)
     apart = run("mpirun -n 1", [program], TINY, "--save-every 0 : -n 1", [program], TINY, "--save-every 0 --lr 0.5")
     expect("other flags on a rank", apart, dies, says="rank 1 was started with --lr 0.5, rank 0 was not")
     Table(program, f"{NEW} --batch 1 --batch-tokens 64", resumed="")("""

@@ -45,7 +45,6 @@ train(f"""
     resumed   2 --pp 2 --resume 2 | from threads | weights of whole1
     broken    1 --pp-threads 2 {UPDATE} | fault step:1:2:error | code 70
     gpus      1 --pp-threads 2 --device cuda {SHAPE} | fails | says device cuda
-    both      4 --pp-threads 2 {SHAPE} | fails | says in one of 4 processes
     further   1 {FINAL}
     further2  2 --pp 2 {FINAL} | weights of further
     hybrid2   4 {HYBRID} --zero 2

@@ -41,7 +41,6 @@ def plan(text):
 
 plan(rf"""
     a run that fits: memory by kind, the largest micro-batch | 0 | {NODES} | : fits,  | ^  outside the ledger: .* an estimate | ^largest  --batch \d
-    --days beside --tokens | 2 | {NODES} --days 7 --tokens 1B
     MFU is measured against one peak, whatever the types: fp8 | 0 | {NODE} --zero 3 --fp8 tensor |  of 989 TFLOP/s \(bf16, dense\),
       fp32 | 0 | {NODE} --zero 3 --dtype fp32 --recompute block |  of 989 TFLOP/s \(bf16, dense\),
     nothing fits | 3 | {NODE} | ^  nearest, same numerics: (.*) needs  | ^plan: nothing fits 8 x 79.1 GiB: this needs

@@ -46,8 +46,6 @@ ranks("""
 """)
 both = by_hand(2, "both", "--ranks 4")
 expect("--ranks beside another launcher", both, 2, "in one of 2 processes that torchrun has started")
-no_mpi = ranks.row("no_mpi 2 --transport mpi | code 2 | says nearest: --transport auto, or tcp")
-equal("  said once", no_mpi.count("transport mpi: this job"), 1)
 
 
 # ---- a rank that fails ----

@@ -16,11 +16,10 @@ import pathlib
 import re
 import shlex
 import shutil
-import struct
 import subprocess
 import sys
 
-from checks import ROOT, arguments, change, check, edit, end, has_mpi, work
+from checks import ROOT, arguments, change, check, edit, end, has_mpi, shard, work
 
 TABLE, FIRST_DAY = ROOT / "test/program/refusals.txt", ROOT / "test/program/first_day.txt"
 SMALL = (
@@ -28,11 +27,7 @@ SMALL = (
 )
 
 
-def shard(magic=20240520, version=1, ids=(5,) * 200, claim=None, order="<"):
-    count = len(ids) if claim is None else claim
-    return struct.pack(order + "3i", magic, version, count).ljust(1024, b"\0") + struct.pack(f"<{len(ids)}H", *ids)
-
-
+FIVES = [5] * 200
 FILES = {
     "good.txt": b"def f(x):\n    return x + 1\n\n" * 2000,
     "empty.txt": b"",
@@ -45,13 +40,14 @@ FILES = {
     "packed.bin": b"\x1f\x8b\x08\0" * 100,
     "table.bin": b"PAR1" * 100,
     "text.bin": b"Once upon a time" * 100,
-    "good.bin": shard(),
-    "cut.bin": shard(claim=300),
-    "long.bin": shard(claim=100),
-    "version.bin": shard(version=9),
-    "swapped.bin": shard(order=">"),
-    "eval.bin": shard(magic=20240522),
-    "ids.bin": shard(ids=(5, 60000) * 100),
+    "good.bin": shard(FIVES),
+    "cut.bin": shard(FIVES, claim=300),
+    "long.bin": shard(FIVES, claim=100),
+    "version.bin": shard(FIVES, kind=(20240520, 9)),
+    "swapped.bin": shard(FIVES, order=">"),
+    "eval.bin": shard(FIVES, kind=(20240522, 1)),
+    "ids.bin": shard([5, 60000] * 100),
+    "llama.bin": shard(FIVES, kind=(20240801, 7), size=4),
     "key.toml": b"steps = 3\nstepz = 3\n",
     "twice.toml": b"steps = 3\nlr = 1e-3\nsteps = 4\n",
     "heading.toml": b"[mdoel]\ndim = 64\n",
@@ -64,6 +60,10 @@ MODELS = {
     "model": {},
     "other": {},
     "broken": {},
+    "absurd": {},
+    "heads": dict(num_attention_heads=5),
+    "giant": dict(num_attention_heads=10**18),
+    "deeper": dict(num_hidden_layers=2),
     "mistral": dict(MISTRAL, max_position_embeddings=32768, sliding_window=4096),
     "qwen": dict(model_type="qwen2", architectures=["Qwen2ForCausalLM"], use_sliding_window=True),
     "olmo": dict(model_type="olmo", architectures=["OlmoForCausalLM"]),
@@ -84,6 +84,8 @@ def make_files(program, folder):
         shutil.copytree(folder / "run/final", folder / name)
         change(folder / name / "config.json", **fields)
     os.truncate(folder / "broken/model.safetensors", 1000)
+    with open(folder / "absurd/model.safetensors", "r+b") as file:
+        file.write(b"\xff" * 7 + b"\x7f")  # the length of its header
     for name in "more", "swapped":
         shutil.copytree(folder / "data", folder / name)
     edit(folder / "swapped/tokenizer.json", '"([ab])":', lambda found: '"b":' if found[1] == "a" else '"a":')

@@ -101,7 +101,6 @@ def kept_and_refused(shard):
     expect("a changed flag is named and wins", changed, says=["--lr 5e-4, was 0.001", "step 4/4"])
     done = "nothing is left to do: raise --steps to train further, or begin anew with --out NEW or --overwrite; without effect: --lr 7e-4"
     expect("a finished run", run([program], f"--device cpu {fresh} --resume auto --lr 7e-4"), says=done)
-    refused("it has: 12, 14", f"--out {work}/keep --resume 9")
     divides = [
         "--batch 5 does not divide the checkpoint's updates, 12 sequences on each of 1 ranks",
         "nearest: --batch 4",

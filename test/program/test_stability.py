@@ -89,8 +89,6 @@ check("of that loss, to the digit", a["val_loss_ema"] == b["val_loss"] != a["val
 export = run([program], f"export --average --from {work}/ema/checkpoints/step_000000006 --to {work}/exported")
 expect("the checkpoint's is exported", export)
 check("  the same", (work / "exported/model.safetensors").read_bytes() == average("ema"))
-none = run([program], f"export --average --from {work}/no_ema --to {work}/no")
-expect("none to export", none, code=lambda code: code in (2, 70), says="holds no average of the weights")
 
 # ---- recommended rates and batches ----
 auto = plain.row(
