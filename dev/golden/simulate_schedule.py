@@ -34,59 +34,40 @@ def read(text):
 
 
 def simulate(ranks, cost, message):
+    """Cells are (rank, place), messages (kind, stage, micro-batch). A rule (a, gap, b): b begins `gap` after a does, or later."""
     stages = 1 + max(s for cells in ranks for cell in cells for s, _, _ in cell)
-    made, start = {}, {}
+    length, made, readers, rules = {}, {}, {}, []
     for r, cells in enumerate(ranks):
         for k, cell in enumerate(cells):
-            start[r, k] = 0
+            length[r, k] = sum(cost["I"] + cost["W"] if op == "B" else cost[op] for _, op, _ in cell)
+            if k:
+                rules.append(((r, k - 1), length[r, k - 1], (r, k)))
             for s, op, m in cell:
                 if op != "W":
-                    made["F" if op == "F" else "I", s, m] = (r, k)
-    length = {(r, k): sum(cost["I"] + cost["W"] if op == "B" else cost[op] for _, op, _ in cell)
-              for r, cells in enumerate(ranks) for k, cell in enumerate(cells)}
-    lanes, inputs = {}, {}
-    for r, cells in enumerate(ranks):
-        for k, cell in enumerate(cells):
-            for s, op, m in cell:
-                if op == "W":
-                    continue
-                kind, other = ("F", s - 1) if op == "F" else ("I", s + 1)
-                if 0 <= other < stages:
-                    inputs.setdefault((r, k), []).append((kind, other, m))
-    readers = {tensor: cell for cell, tensors in inputs.items() for tensor in tensors}
-    for r, cells in enumerate(ranks):
-        for cell in cells:
-            for s, op, m in cell:
-                tensor = ("F" if op == "F" else "I", s, m)
-                if op != "W" and tensor in readers and readers[tensor][0] != r:
-                    lanes.setdefault((r, readers[tensor][0]), []).append(tensor)
-    leaves = {tensor: 0 for lane in lanes.values() for tensor in lane}
-    changed = True
+                    kind, source = ("F", s - 1) if op == "F" else ("I", s + 1)
+                    made[kind, s, m] = (r, k)
+                    if 0 <= source < stages:
+                        readers[kind, source, m] = (r, k)
+    assert readers.keys() <= made.keys()
+    lanes = {}  # the latest message on each
+    for tensor, maker in made.items():
+        reader = readers.get(tensor)
+        if reader and reader[0] == maker[0]:
+            rules.append((maker, length[maker], reader))
+        elif reader:
+            lane = maker[0], reader[0]
+            rules += [(maker, length[maker], tensor), (tensor, message, reader)]
+            rules += [(lanes[lane], message, tensor)] if lane in lanes else []
+            lanes[lane] = tensor
+    begins, changed = dict.fromkeys([*length, *made], 0), True
     while changed:
         changed = False
-
-        def raise_to(table, key, value):
-            nonlocal changed
-            if table[key] < value:
-                table[key], changed = value, True
-
-        for r, cells in enumerate(ranks):
-            for k in range(len(cells)):
-                if k:
-                    raise_to(start, (r, k), start[r, k - 1] + length[r, k - 1])
-                for tensor in inputs.get((r, k), []):
-                    if tensor in leaves:
-                        raise_to(start, (r, k), leaves[tensor] + message)
-                    else:
-                        raise_to(start, (r, k), start[made[tensor]] + length[made[tensor]])
-        for lane in lanes.values():
-            for k, tensor in enumerate(lane):
-                raise_to(leaves, tensor, start[made[tensor]] + length[made[tensor]])
-                if k:
-                    raise_to(leaves, tensor, leaves[lane[k - 1]] + message)
-        if max(start.values()) > 10**9:
+        for a, gap, b in rules:
+            if begins[b] < begins[a] + gap:
+                begins[b], changed = begins[a] + gap, True
+        if max(begins.values()) > 10**9:
             sys.exit("simulate_schedule.py: the schedule never ends")
-    makespan = max(start[key] + length[key] for key in start)
+    makespan = max(begins[cell] + length[cell] for cell in length)
     busy = [sum(length[r, k] for k in range(len(cells))) for r, cells in enumerate(ranks)]
     return makespan, [makespan - b for b in busy]
 
