@@ -6,6 +6,7 @@ Uses unicodedata2 if it is installed, else Python's own tables. Hugging Face's t
     python3 -m pip install unicodedata2==16.0.0 && python3 dev/golden/make_unicode_tables.py
 """
 
+import itertools
 import os
 
 try:
@@ -14,16 +15,12 @@ except ImportError:
     import unicodedata
 
 
-def ranges(category):
-    found = []
-    for c in range(0x110000):
-        if unicodedata.category(chr(c))[0] != category:
-            continue
-        if found and found[-1][1] == c - 1:
-            found[-1][1] = c
-        else:
-            found.append([c, c])
-    return found
+def runs(value):
+    """(first, last, value) of neighbouring code points with the same value, where it is not 0 or False."""
+    for found, points in itertools.groupby(range(0x110000), lambda c: value(chr(c))):
+        if found:
+            points = list(points)
+            yield points[0], points[-1], found
 
 
 def decompositions():
@@ -34,19 +31,9 @@ def decompositions():
             yield f"{{0x{c:x}, 0x{first:x}, 0x{second:x}, {int(unicodedata.normalize('NFC', chr(c)) == chr(c))}}}"
 
 
-def combining():
-    found = []
-    for c in range(0x110000):
-        k = unicodedata.combining(chr(c))
-        if k and found and found[-1][1:] == [c - 1, k]:
-            found[-1][1] = c
-        elif k:
-            found.append([c, c, k])
-    return [f"{{0x{a:x}, 0x{b:x}, {k}}}" for a, b, k in found]
-
-
 def table(name, category):
-    return rows("CodeRange", name, [f"{{0x{a:x}, 0x{b:x}}}" for a, b in ranges(category)])
+    found = runs(lambda c: unicodedata.category(c)[0] == category)
+    return rows("CodeRange", name, [f"{{0x{a:x}, 0x{b:x}}}" for a, b, _ in found])
 
 
 def rows(kind, name, cells):
@@ -70,8 +57,9 @@ def write(name, *tables):
 
 
 def main():
+    combining = [f"{{0x{a:x}, 0x{b:x}, {k}}}" for a, b, k in runs(unicodedata.combining)]
     write("unicode_tables.cpp", table("kLetters", "L"), table("kNumbers", "N"))
-    write("nfc_tables.cpp", rows("Decomposition", "kDecompositions", list(decompositions())), rows("CombiningRange", "kCombining", combining()))
+    write("nfc_tables.cpp", rows("Decomposition", "kDecompositions", list(decompositions())), rows("CombiningRange", "kCombining", combining))
 
 
 if __name__ == "__main__":
