@@ -6,6 +6,7 @@
 """
 
 import glob
+import itertools
 import math
 import os
 import sys
@@ -234,11 +235,8 @@ def adamw():
     p.head("Warm-up, then a cosine to a tenth")
     x, y, w, h = 50, 60, 300, 160
     p.axes(x, y, w, h, "step", "lr")
-    points = []
-    for step in range(1, 101):
-        lr = step / 20 if step <= 20 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (step - 20) / 80))
-        points.append((x + w * step / 100, y + h - h * lr))
-    p.line([(x, y + h), *points], BLUE, 2.5)
+    rates = [s / 20 if s <= 20 else 0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * (s - 20) / 80)) for s in range(101)]
+    p.line([(x + w * step / 100, y + h - h * rate) for step, rate in enumerate(rates)], BLUE, 2.5)
     p.text(x + 60, y - 8, "peak", 12, "middle")
     p.text(x + w + 4, y + h - 12, "floor", 12)
     p.text(20, 262, "decays: matrices (embedding, q, k, v, o, gate, up, down, head)", 12)
@@ -247,9 +245,8 @@ def adamw():
     x, w = 450, 250
     p.axes(x, y, w, h, "step", "weight")
     for size, colour, dashed in ((1.0, BLUE, False), (0.01, ORANGE, True)):
-        m = v = 0.0
-        value, adam, sgd = 0.0, [], []
-        sgd_value = 0.0
+        m = v = value = sgd_value = 0.0
+        adam, sgd = [], []
         for step in range(1, 31):
             g = size * math.cos(step / 9)
             m, v = 0.9 * m + 0.1 * g, 0.95 * v + 0.05 * g * g
@@ -333,18 +330,12 @@ def ring():
     n = 4
     have = [[1] * n for _ in range(n)]
     frames = [("start", [r[:] for r in have], [])]
-    for s in range(n - 1):
-        moves = [(r, (r - s - 1) % n, (r + 1) % n) for r in range(n)]
-        new = [r[:] for r in have]
-        for r, c, to in moves:
-            new[to][c] = have[r][c] + 1
-        have = new
-        frames.append((f"reduce {s + 1}", [r[:] for r in have], [(to, c) for _, c, to in moves]))
-    for s in range(n - 1):
-        moves = [(r, (r - s) % n, (r + 1) % n) for r in range(n)]
-        for _, c, to in moves:
-            have[to][c] = n
-        frames.append((f"gather {s + 1}", [r[:] for r in have], [(to, c) for _, c, to in moves]))
+    for name in ("reduce", "gather"):
+        for s in range(n - 1):  # rank r sends slice r - 1 - s, which s more have been added to; then r - s, complete
+            arrived = [((r + 1) % n, (r - s - (name == "reduce")) % n) for r in range(n)]
+            for to, c in arrived:
+                have[to][c] = s + 2 if name == "reduce" else n
+            frames.append((f"{name} {s + 1}", [r[:] for r in have], arrived))
     for f, (name, grid, changed) in enumerate(frames):
         x0 = 70 + 98 * f
         p.text(x0 + 40, 58, name, 12, "middle")
@@ -369,17 +360,17 @@ def zero():
     for stage in range(4):
         y = 50 + 56 * stage
         p.text(20, y + 24, f"ZeRO-{stage}", 13, strong=True)
-        x = 100.0
+        x, total = 100.0, 0
         for name, size, shared, colour in (("parameters", 2, stage >= 3, BLUE), ("gradients", 2, stage >= 2, ORANGE),
                                            ("master, m, v", 12, stage >= 1, SLATE)):
             mine = size / 4 if shared else size
+            total += mine
             p.box(x, y, 24 * mine, 36, colour, 0.7)
             if shared:
                 p.frame(x + 24 * mine, y, 24 * (size - mine), 36, colour, True)
             if stage == 0:
                 p.text(x + 12 * size, y + 22, name if size > 2 else name[:5] + ".", 11, "middle", colour="#ffffff")
             x += 24 * size
-        total = (2 if stage < 3 else 0.5) + (2 if stage < 2 else 0.5) + (12 if stage < 1 else 3)
         p.text(500, y + 16, f"{total:g} bytes", 13, strong=True)
         p.text(500, y + 32, ("", "4 + 12/N, at most 4x less", "2 + 14/N, at most 8x less", "16/N, N times less")[stage], 12)
         p.text(680, y + 22, f"sends {3 if stage == 3 else 2}x", 12)
@@ -394,22 +385,10 @@ def recomputation():
     x, y, w, h = 50, 60, 480, 200
     p.axes(x, y, w, h, "time", "kept")
     for k, colour in ((1, ORANGE), (8, BLUE), (64, PINK)):
-        held, trace = 0, [(0, 0)]
-        time = 0
-        for layer in range(64):
-            time += 1
-            held += layer % k == 0
-            trace.append((time, held))
-        for _ in range((64 + k - 1) // k - 1, -1, -1):
-            for _ in range(k - 1):
-                time += 1
-                held += 1
-                trace.append((time, held))
-            for i in range(k):
-                time += 2
-                if i == k - 1:
-                    held -= k
-                trace.append((time, held))
+        # Each pass: how long it takes, and by how much what is kept grows.
+        passes = [(1, layer % k == 0) for layer in range(64)]
+        passes += 64 // k * ([(1, 1)] * (k - 1) + [(2, 0)] * (k - 1) + [(2, -k)])
+        trace = list(itertools.accumulate(passes, lambda at, by: (at[0] + by[0], at[1] + by[1]), initial=(0, 0)))
         p.line([(x + w * t / 260, y + h - h * v / 70) for t, v in trace], colour, 2)
         most = max(v for _, v in trace)
         row = (1, 8, 64).index(k)
@@ -451,16 +430,10 @@ def checkpoint():
 
 
 def one_forward_one_backward(stage, stages, micro_batches):
-    ahead, out, f, b = min(stages - 1 - stage, micro_batches), [], 0, 0
-    while f < ahead:
-        f += 1
-        out.append(f)
-    while b < micro_batches:
-        if f < micro_batches:
-            f += 1
-            out.append(f)
-        b += 1
-        out.append(-b)
+    ahead = min(stages - 1 - stage, micro_batches)
+    out = list(range(1, ahead + 1))
+    for b in range(1, micro_batches + 1):
+        out += [ahead + b, -b] if ahead + b <= micro_batches else [-b]
     return out
 
 
@@ -501,10 +474,8 @@ def pipeline():
                   11, "#ffffff")
         for s in range(stages):
             p.text(52, y0 + 26 * s + 15, f"stage {s}", 11, "end")
-            held = most = 0
-            for _, what, *_ in sorted((q for q in passes if q[0] == s), key=lambda q: q[2]):
-                held += 1 if what > 0 else -1
-                most = max(most, held)
+            mine = sorted((q for q in passes if q[0] == s), key=lambda q: q[2])
+            most = max(itertools.accumulate(1 if what > 0 else -1 for _, what, *_ in mine))
             p.text(728, y0 + 26 * s + 15, f"{most}", 12, strong=True)
         p.text(728, y0 + 26 * stages + 12, "kept", 11)
     p.box(60, 364, 16, 16, BLUE, 0.75)

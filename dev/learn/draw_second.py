@@ -1,5 +1,6 @@
 """The pictures of lessons 17 to 25, for draw.py."""
 
+import collections
 import math
 
 from picture import BLUE, COLOURS, GREEN, GREY, ORANGE, PINK, Picture
@@ -25,9 +26,7 @@ def byte_pairs():
             colour = COLOURS[learned.index(piece) % 4] if piece in learned else GREY
             p.box(x, y + 30 * row, w, 22, colour, 0.6 if piece in learned else 0.18, piece, 11)
             x += w + 3
-        count = {}
-        for pair in zip(ids, ids[1:]):
-            count[pair] = count.get(pair, 0) + 1
+        count = collections.Counter(zip(ids, ids[1:]))
         best = max(count, key=count.get)
         if row < 4:
             p.text(530, y + 30 * row + 15, f"{best[0]} + {best[1]}: {count[best]} times", 12, mono=True)
