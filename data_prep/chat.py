@@ -31,7 +31,7 @@ from common import PrepareError, human, parse_size, read_json, write_atomically,
 from corpora import split_of
 from encoders import EOT, PlainEncoder, make_encoder, write_tokenizer_config
 from files import BadFile, open_text, read_array, why_not_text
-from shards import FORMATS, HEADER_BYTES, format_for
+from shards import FORMATS, HEADER_BYTES, format_for, head_of_dataset
 
 PLAIN = (
     "{% for m in messages %}### {{ m['role'] }}\n{{ m['content'] }}"
@@ -420,24 +420,11 @@ def main(argv):
         writer.finish()
     encoder.save(args.out)
     save_tokenizer_config(args.out, config, variables, source)
-    write_json(
-        os.path.join(args.out, "dataset.json"),
-        {
-            "format_version": 1,
-            "name": args.name,
-            "vocab_size": encoder.vocab_size,
-            "shard_format": format_for(encoder.vocab_size),
-            "tokenizer": {
-                "kind": encoder.kind,
-                "file": "tokenizer.json",
-                "eot": encoder.eot_text,
-                "eot_id": encoder.eot,
-            },
-            "documents": "each document begins with the eot token; after the ids one bit for each token: a target or not",
-            **({"packed": args.pack} if args.pack else {}),
-            **{split: writer.summary() for split, writer in writers.items()},
-        },
-    )
+    marks = "; after the ids one bit for each token: a target or not"
+    dataset = head_of_dataset(args.name, encoder, format_for(encoder.vocab_size), marks)
+    dataset |= {"packed": args.pack} if args.pack else {}
+    dataset |= {split: writer.summary() for split, writer in writers.items()}
+    write_json(os.path.join(args.out, "dataset.json"), dataset)
     for split, w in writers.items():
         packed = f", {human(w.packer.padding)} of padding" if w.packer else ""
         print(

@@ -30,7 +30,7 @@ from common import PrepareError, Progress, Unavailable, human, parse_size, read_
 from corpora import Document, HubCorpus, ShakespeareCorpus, StdlibCorpus, TextCorpus, TinyStoriesV2
 from encoders import HUB_NAMES, PlainEncoder, check_tokenizer, load_saved_encoder, make_encoder
 from fables import FablesCorpus
-from shards import FORMATS, SplitWriter, format_for
+from shards import FORMATS, SplitWriter, format_for, head_of_dataset
 from synthetic import SYMBOLS, MarkovSource
 
 BATCH_BYTES, BATCH_DOCUMENTS = 4 << 20, 1024  # encoded together (in parallel, where the tokenizer can)
@@ -316,26 +316,10 @@ class OutputFolder:
             os.remove(self._state_path)
 
     def write_dataset(self, encoder, shard_format, writers, **extra):
-        write_json(
-            self._dataset_path,
-            {
-                "format_version": 1,
-                "name": self.name,
-                "vocab_size": encoder.vocab_size,
-                "shard_format": shard_format,
-                "tokenizer": {
-                    "kind": encoder.kind,
-                    "file": "tokenizer.json",
-                    "eot": encoder.eot_text,
-                    "eot_id": encoder.eot,
-                    "eos_id": encoder.eos,
-                },
-                "documents": "each document begins with the eot token",
-                **{split: writer.summary() for split, writer in writers.items()},
-                **extra,
-                "settings": self.settings,
-            },
-        )
+        dataset = head_of_dataset(self.name, encoder, shard_format)
+        dataset["tokenizer"]["eos_id"] = encoder.eos
+        dataset |= {split: writer.summary() for split, writer in writers.items()}
+        write_json(self._dataset_path, dataset | extra | {"settings": self.settings})
 
     def report(self):
         d = read_json(self._dataset_path)

@@ -22,6 +22,23 @@ def format_for(vocab_size):
     return "gpt-2" if vocab_size <= 1 << 16 else "llama-3"
 
 
+def head_of_dataset(name, encoder, shard_format, beside=""):
+    """What dataset.json begins with; `beside`: what the shards hold besides ids."""
+    return {
+        "format_version": 1,
+        "name": name,
+        "vocab_size": encoder.vocab_size,
+        "shard_format": shard_format,
+        "tokenizer": {
+            "kind": encoder.kind,
+            "file": "tokenizer.json",
+            "eot": encoder.eot_text,
+            "eot_id": encoder.eot,
+        },
+        "documents": f"each document begins with the eot token{beside}",
+    }
+
+
 class SplitWriter:
     """Appends ids to DIR/NAME_SPLIT_000000.bin, 000001, ... of `shard_tokens` each.
 
