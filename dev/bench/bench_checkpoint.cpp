@@ -12,10 +12,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <filesystem>
 
+#include "comm/meter.h"
+#include "dev/common/tool.h"
 #include "kernels/elementwise.h"
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/checkpoint.h"
@@ -27,24 +28,17 @@
 namespace rz {
 namespace {
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
-double median(std::vector<double> x) {
-    std::sort(x.begin(), x.end());
-    return x.empty() ? 0 : x[x.size() / 2];
-}
-
 // Seconds to write and sync `bytes` in pieces of 4 MiB.
 double disk_seconds(const std::string& folder, int64_t bytes) {
     const std::string path = folder + "/.bench";
     std::vector<char> piece(4 << 20, 'x');
     const int fd = ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC, 0666);
     require(fd >= 0, "%s: can't be written", path.c_str());
-    const double start = now();
+    const Timer timer;
     for (int64_t at = 0; at < bytes; at += int64_t(piece.size()))
         write_all(fd, at, piece.data(), std::min<int64_t>(int64_t(piece.size()), bytes - at), path);
     ::fsync(fd);
-    const double seconds = now() - start;
+    const double seconds = timer.seconds();
     ::close(fd);
     ::unlink(path.c_str());
     return seconds;
@@ -133,18 +127,18 @@ int run(int argc, char** argv) {
             m.run_id = "bench";
             m.step = i;
             process.barrier();
-            const double start = now();
+            const Timer saving;
             writer.save(m);
-            t.stall.push_back(now() - start);
+            t.stall.push_back(saving.seconds());
             require(writer.finish(), "the save failed");
-            t.write.push_back(now() - start);
+            t.write.push_back(saving.seconds());
             const std::string path = CheckpointStore(folder).path(i);
             process.barrier();
-            const double begin = now();
+            const Timer loading;
             const std::string problem =
                 load_state(path, check_checkpoint(path), core.table, process, device, core.compute, core.zero, nullptr);
             require(problem.empty(), "%s", problem.c_str());
-            t.load.push_back(now() - begin);
+            t.load.push_back(loading.seconds());
             for (const SaveReport& r : writer.reports()) t.bytes = r.bytes;
         }
         if (process.is_root()) {
@@ -158,11 +152,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "bench_checkpoint: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("bench_checkpoint", rz::run, argc, argv); }

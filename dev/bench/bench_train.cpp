@@ -14,7 +14,6 @@
 // around each op, after the timed ones and slower than they are. Memory: the ledger's peak.
 
 #include <omp.h>
-#include <sys/resource.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -23,6 +22,7 @@
 #include <optional>
 #include <random>
 
+#include "dev/common/tool.h"
 #include "kernels/embedding.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
@@ -33,7 +33,9 @@
 #include "llama/base/atomic_file.h"
 #include "llama/checkpoint/export_weights.h"
 #include "llama/report/device_peak.h"
+#include "llama/report/rank_report.h"
 #include "llama/base/json.h"
+#include "llama/base/text.h"
 #include "llama/model/presets.h"
 #include "llama/train/train_state.h"
 #include "llama/base/version.h"
@@ -64,12 +66,6 @@ constexpr int kWarmUp = 3, kClassSteps = 3;
 constexpr float kCurveRate = 1e-3f;
 constexpr int kCurveWarmUp = 20;
 constexpr AdamWOptions kAdamW;  // what torch_llama.py uses too
-
-int64_t peak_rss() {
-    rusage usage{};
-    getrusage(RUSAGE_SELF, &usage);
-    return int64_t(usage.ru_maxrss) * 1024;
-}
 
 // A model with its optimizer on one device.
 struct Bench {
@@ -148,7 +144,7 @@ void report_step(const Shape& s, const Settings& o, int64_t layers_asked, double
     std::printf("%-12s %-5s %4lld x %-5lld %9.1f ms %10.0f tok/s %10.1f GFLOP/s%s %12s ledger %12s rss\n",
                 s.name.c_str(), name_of(s.dtype), (long long)s.B, (long long)s.T, 1e3 * seconds, rate, flops / 1e9,
                 peak > 0 ? format(" %5.1f%% MFU", 100 * flops / peak).c_str() : "", human_bytes(bytes).c_str(),
-                human_bytes(peak_rss()).c_str());
+                human_bytes(reserved_bytes(Device{})).c_str());
     std::fflush(stdout);
     OrderedJson memory = OrderedJson::object();
     for (int k = 0; k < int(MemKind::count_); ++k) {
@@ -247,8 +243,7 @@ void measure(const Shape& s, const Settings& o, int64_t layers_asked) {
     t.compute.synchronize();
     std::vector<double> times;
     for (size_t i = 1; i < ends.size(); ++i) times.push_back(ends[i].seconds_since(ends[i - 1]));
-    std::sort(times.begin(), times.end());
-    report_step(s, o, layers_asked, times[times.size() / 2]);
+    report_step(s, o, layers_asked, median(std::move(times)));
     if (o.classes) report_classes(s, o, t, batch, kWarmUp + o.steps + 1);
 }
 
@@ -349,33 +344,25 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_option("--head", flags.head, "Output head: tied or untied. [as the preset]")
         ->check(CLI::IsMember({"tied", "untied"}));
     app.add_option("--name", flags.name, "Name of the model in the results. [the preset]");
-    app.add_option("--batch", flags.batch, "Sequences of a micro-batch.")
-        ->capture_default_str()
-        ->check(CLI::PositiveNumber);
-    app.add_option("--seq-len", flags.seq_len, "Tokens of a sequence.")
-        ->capture_default_str()
-        ->check(CLI::PositiveNumber);
+    app.option_defaults()->always_capture_default();  // the help shows them
+    app.add_option("--batch", flags.batch, "Sequences of a micro-batch.")->check(CLI::PositiveNumber);
+    app.add_option("--seq-len", flags.seq_len, "Tokens of a sequence.")->check(CLI::PositiveNumber);
     app.add_option("--dtype", flags.dtype, "Data type: fp32, bf16 or fp16; the first two if not given.")
         ->check(CLI::IsMember({"fp32", "bf16", "fp16"}));
-    app.add_option("--device", flags.device_name, "Device: auto, cuda or cpu.")->capture_default_str();
-    app.add_option("--fp8", flags.fp8, "fp8 recipe with bf16 parameters: none, tensor or block.")
-        ->capture_default_str();
+    app.add_option("--device", flags.device_name, "Device: auto, cuda or cpu.");
+    app.add_option("--fp8", flags.fp8, "fp8 recipe with bf16 parameters: none, tensor or block.");
     app.add_option("--recompute", flags.recompute, "Recomputation in the backward pass, as train_llama's.")
-        ->capture_default_str()
         ->check(CLI::IsMember({"none", "mlp", "block"}));
-    app.add_option("--steps", o.steps, "Number of timed steps.")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--threads", flags.threads, "CPU threads. 0: what OpenMP chooses.")->capture_default_str();
-    app.add_option("--logits-mib", flags.logits_mib, "Size of a chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.")
-        ->capture_default_str();
+    app.add_option("--steps", o.steps, "Number of timed steps.")->check(CLI::PositiveNumber);
+    app.add_option("--threads", flags.threads, "CPU threads. 0: what OpenMP chooses.");
+    app.add_option("--logits-mib", flags.logits_mib,
+                   "Size of a chunk of logits, in MiB. 0: 1024 on CUDA, 32 on a CPU.");
     app.add_flag("--classes", o.classes, "Time each op, in a few steps of their own.");
     app.add_option("--cuda-graphs", flags.graphs, "Run a micro-batch as one CUDA graph: off or on.")
-        ->capture_default_str()
         ->check(CLI::IsMember({"off", "on"}));
     app.add_option("--master-dtype", flags.master_dtype, "Data type of masters with bf16 parameters: fp32 or bf16.")
-        ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_option("--adam-dtype", flags.adam_dtype, "Data type of m and v with bf16 parameters: fp32 or bf16.")
-        ->capture_default_str()
         ->check(CLI::IsMember({"fp32", "bf16"}));
     app.add_flag("--fit", o.fit, "Halve the layers until the model fits into memory, and say so.");
     app.add_option("--curve", o.curve,
@@ -383,7 +370,6 @@ void add_options(CLI::App& app, Flags& flags, Settings& o) {
     app.add_option(
            "--gemm-tune", flags.gemm_tune,
            "Time cuBLASLt's algorithms and use the fastest: off, on (of those with the same bits) or bits-free.")
-        ->capture_default_str()
         ->check(CLI::IsMember({"off", "on", "bits-free"}));
     app.add_option("--gemm-cache", flags.gemm_cache, "File of the tuned choices.");
     app.add_option("--json", o.json, "Append one JSON object per result to this file.");
@@ -437,7 +423,7 @@ int run(int argc, char** argv) {
     o.logits_bytes = (flags.logits_mib > 0 ? flags.logits_mib : o.device.is_cuda() ? 1024 : 32) << 20;
     o.recompute = parse_name<Recompute>("--recompute", flags.recompute);
     o.fp8 = parse_name<Fp8Recipe>("--fp8", flags.fp8);
-    for (int i = 0; i < argc; ++i) o.command += std::string(i ? " " : "") + argv[i];
+    o.command = joined(std::vector<std::string>(argv, argv + argc), " ");
     std::printf("# %s, %s, commit %s, %d threads\n# command: %s\n", o.device.name().c_str(),
                 gemm_library(o.device.kind), build_commit(), omp_get_max_threads(), o.command.c_str());
 
@@ -456,11 +442,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "bench_train: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("bench_train", rz::run, argc, argv); }

@@ -22,24 +22,26 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <ctime>
 #include <filesystem>
 #include <sstream>
 #include <thread>
 
 #include "comm/host.h"
+#include "comm/meter.h"
 #include "dev/bench/harness_targets.h"
 #include "kernels/cpu/simd_level.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/runtime/context.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/clock.h"
 #include "llama/base/json.h"
 #include "llama/base/text.h"
 #include "llama/base/version.h"
 #include "dev/common/bench_result.h"
 #include "llama/report/log.h"
 #include "dev/common/run_record.h"
+#include "dev/common/tool.h"
 
 namespace rz {
 namespace {
@@ -80,12 +82,6 @@ Words words_of(const std::string& text) {
     Words all;
     for (std::string word; in >> word;) all.push_back(word);
     return all;
-}
-
-std::string joined(const Words& words) {
-    std::string text;
-    for (const std::string& w : words) text += (text.empty() ? "" : " ") + w;
-    return text;
 }
 
 // As a shell takes them: words with spaces or signs of its own stand in quotes.
@@ -138,13 +134,12 @@ int run_process(const Words& words, const std::string& log, double timeout) {
         dprintf(2, "%s: %s\n", argv[0], std::strerror(errno));
         _exit(127);
     }
-    const auto start = std::chrono::steady_clock::now();
+    const Timer timer;
     for (int tries = 0, status = 0;;) {
         if (waitpid(child, &status, WNOHANG) == child)
             return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
-        const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-        if (seconds < timeout + 10 * tries) continue;
+        if (timer.seconds() < timeout + 10 * tries) continue;
         if (tries == 2) {
             waitpid(child, &status, 0);
             return 124;
@@ -174,15 +169,6 @@ std::string tail_of(const std::string& file) {
 }
 
 // ---- the environment ------------------------------------------------------------------------------------------------
-
-std::string utc_now() {
-    char text[32];
-    const std::time_t now = std::time(nullptr);
-    std::tm utc = {};
-    gmtime_r(&now, &utc);
-    std::strftime(text, sizeof text, "%Y-%m-%dT%H:%M:%SZ", &utc);
-    return text;
-}
 
 double seconds_of_best(Stream& stream, const std::function<void()>& launch) {
     double best = INFINITY;
@@ -231,7 +217,7 @@ std::map<std::string, std::string> environment_of(const RunOptions& o, Device de
     std::map<std::string, std::string> e;
     utsname os{};
     uname(&os);
-    e["date"] = utc_now();
+    e["date"] = utc_text(kTimeForm);
     e["commit"] = build_commit();
     e["version"] = version();
     e["command"] = o.command;
@@ -283,7 +269,7 @@ class Harness {
         add_links(jobs);
         make_folder(o_.out);
         for (const auto& [key, value] : report_.environment) std::printf("# %s: %s\n", key.c_str(), value.c_str());
-        const auto start = std::chrono::steady_clock::now();
+        const Timer timer;
         const size_t all = jobs.size() * size_t(profile_.repeats);
         size_t done = 0, failed = 0;
         for (int repeat = 0; repeat < profile_.repeats; ++repeat)
@@ -293,10 +279,9 @@ class Harness {
                 const std::string problem = run_one(job, repeat);
                 failed += !problem.empty();
                 ++done;
-                const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
                 std::printf("[%zu/%zu] %s: %s | eta %s\n", done, all, what.c_str(),
                             problem.empty() ? "ok" : ("FAILED: " + problem).c_str(),
-                            duration(seconds / double(done) * double(all - done)).c_str());
+                            duration(timer.seconds() / double(done) * double(all - done)).c_str());
                 std::fflush(stdout);
                 write();
             }
@@ -326,10 +311,9 @@ class Harness {
     std::vector<Job> jobs_of() const {
         std::vector<const BenchTarget*> chosen;
         const auto take = [&](const BenchTarget& t) {
-            if (std::find(chosen.begin(), chosen.end(), &t) == chosen.end()) chosen.push_back(&t);
+            if (!std::ranges::count(chosen, &t)) chosen.push_back(&t);
         };
         for (const std::string& asked : o_.targets) {
-            const size_t before = chosen.size();
             bool known = asked == "all";
             for (const BenchTarget& t : targets_)
                 if (t.sleeps() == o_.sleeps() &&
@@ -342,7 +326,7 @@ class Harness {
             Words names;
             for (const BenchTarget& t : targets_)
                 if (t.sleeps() == o_.sleeps()) names.push_back(t.name);
-            require_request(known || chosen.size() > before,
+            require_request(known,
                             "--targets %s: there is none of that name\n  nearest: %s; harness list-targets shows all",
                             asked.c_str(), nearest_name(asked, names).c_str());
         }
@@ -353,8 +337,7 @@ class Harness {
             // A baseline runs where what is measured against it runs.
             if (o_.ranks.empty())
                 for (const BenchTarget* other : chosen)
-                    if (other->baseline == t->name &&
-                        std::find(ranks.begin(), ranks.end(), other->ranks) == ranks.end())
+                    if (other->baseline == t->name && !std::ranges::count(ranks, other->ranks))
                         ranks.push_back(other->ranks);
             if (emulates(*t) && !path_exists(emulator())) {
                 std::printf("# left out: %s, which needs a GPU, or its emulator: make train_llama_simt\n",
@@ -425,7 +408,7 @@ class Harness {
     BenchResult& result(const std::string& target, const std::string& baseline, const Job& job) {
         for (BenchResult& r : report_.results)
             if (r.target == target && r.ranks == job.ranks) return r;
-        report_.results.push_back({target, baseline, job.target->about, joined(job.command), job.ranks, {}});
+        report_.results.push_back({target, baseline, job.target->about, joined(job.command, " "), job.ranks, {}});
         return report_.results.back();
     }
 
@@ -444,9 +427,9 @@ class Harness {
         write_file_atomically(folder + "/command", for_shell(command) + "\n");
         BenchRepeat one{.folder = below, .problem = ""};
         one.load = load_average();
-        const auto start = std::chrono::steady_clock::now();
+        const Timer timer;
         const int code = run_process(command, log, o_.timeout);
-        one.wall_seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+        one.wall_seconds = timer.seconds();
         if (code == 124)
             one.problem = format("took more than %.0f s (--timeout)", o_.timeout);
         else if (code != 0)
@@ -521,46 +504,47 @@ class Harness {
             one.numbers = numbers;
             result(name + "/" + row, baseline, job).repeats.push_back(std::move(one));
         };
+        const auto text = [&](const Json& of, const char* key) {
+            return json_string(json_at(of, key, file), key, file);
+        };
+        const auto number = [&](const Json& of, const char* key, double most) {
+            return json_number(json_at(of, key, file), key, 0, most, file);
+        };
+        const auto whole = [&](const Json& of, const char* key, int64_t least) {
+            return json_int(json_at(of, key, file), key, least, INT64_MAX, file);
+        };
         if (job.target->sleeps()) {
             const Json json = read_json(file);
             BenchRepeat one = each;
             for (const Json& seconds : json_at(json, "seconds", file))
                 one.seconds.push_back(json_number(seconds, "seconds", 0, 1e12, file));
-            one.numbers["predicted"] = json_number(json_at(json, "predicted", file), "predicted", 0, 1e12, file);
+            one.numbers["predicted"] = number(json, "predicted", 1e12);
             result(name, job.target->baseline, job).repeats.push_back(std::move(one));
             return;
         }
         if (job.target->tool == "bench_collectives") {
             const Json json = read_json(file);
             for (const Json& row : json_at(json, "results", file)) {
-                const std::string op = json_string(json_at(row, "op", file), "op", file),
-                                  algo = json_string(json_at(row, "algo", file), "algo", file),
-                                  size = human_bytes(json_int(json_at(row, "size", file), "size", 1, INT64_MAX, file));
+                const std::string op = text(row, "op"), algo = text(row, "algo"),
+                                  size = human_bytes(whole(row, "size", 1));
                 const Json& found = json_at(row, "out_of_place", file);
-                require(json_int(json_at(found, "nwrong", file), "nwrong", 0, INT64_MAX, file) == 0,
-                        "%s %s gives wrong numbers", algo.c_str(), op.c_str());
+                require(whole(found, "nwrong", 0) == 0, "%s %s gives wrong numbers", algo.c_str(), op.c_str());
                 add(op + " " + size + " " + algo, algo == "library" ? "" : name + "/" + op + " " + size + " library",
-                    1e-6 * json_number(json_at(found, "time", file), "time", 0, 1e12, file),
-                    {{"rate", json_number(json_at(found, "bus_bw", file), "bus_bw", 0, 1e6, file)}});
+                    1e-6 * number(found, "time", 1e12), {{"rate", number(found, "bus_bw", 1e6)}});
             }
             return;
         }
         std::istringstream lines(read_file(file));
         for (std::string line; std::getline(lines, line);) {
             const Json row = parse_json(line, file);
-            if (json_string(json_at(row, "kind", file), "kind", file) == "ceiling") {
-                report_.environment["measured " + json_string(json_at(row, "what", file), "what", file)] =
-                    format("%.4g %s", json_number(json_at(row, "rate", file), "rate", 0, 1e12, file),
-                           json_string(json_at(row, "unit", file), "unit", file).c_str());
+            if (text(row, "kind") == "ceiling") {
+                report_.environment["measured " + text(row, "what")] =
+                    format("%.4g %s", number(row, "rate", 1e12), text(row, "unit").c_str());
                 continue;
             }
-            require(json_int(json_at(row, "wrong", file), "wrong", -1, INT64_MAX, file) <= 0, "%s: wrong numbers",
-                    name.c_str());
-            add(json_string(json_at(row, "op", file), "op", file) + " " +
-                    json_string(json_at(row, "shape", file), "shape", file),
-                "", json_number(json_at(row, "seconds", file), "seconds", 0, 1e12, file),
-                {{"rate", json_number(json_at(row, "rate", file), "rate", 0, 1e12, file)},
-                 {"of_peak", json_number(json_at(row, "of_peak", file), "of_peak", 0, 1e6, file)}});
+            require(whole(row, "wrong", -1) <= 0, "%s: wrong numbers", name.c_str());
+            add(text(row, "op") + " " + text(row, "shape"), "", number(row, "seconds", 1e12),
+                {{"rate", number(row, "rate", 1e12)}, {"of_peak", number(row, "of_peak", 1e6)}});
         }
     }
 
@@ -679,20 +663,13 @@ int harness(int argc, char** argv) {
                         o.link.c_str());
         require_request(geteuid() == 0, "--link %s: network namespaces need root\n  nearest: sudo", o.link.c_str());
     }
-    for (int i = 0; i < argc; ++i) o.command += (i ? " " : "") + std::string(argv[i]);
+    o.command = joined(Words(argv, argv + argc), " ");
     o.build = fs::read_symlink("/proc/self/exe").parent_path().parent_path();  // BUILD/FLAVOUR
-    if (o.out.empty()) o.out = "runs/harness-" + utc_now();
+    if (o.out.empty()) o.out = "runs/harness-" + utc_text(kTimeForm);
     return Harness(o).run();
 }
 
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::harness(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "harness: %s\n", error.what());
-        return 2;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("harness", rz::harness, argc, argv, 2); }

@@ -3,9 +3,10 @@
 // are training runs of ./train_llama on made data, of the same model and the same tokens per update; those named
 // sleep-... are passes that take known times, over real links and streams, and predict their times themselves.
 
-#include <algorithm>
 #include <string>
 #include <vector>
+
+#include "dev/common/tool.h"
 
 namespace rz {
 
@@ -43,21 +44,6 @@ inline std::string base_flags(bool cuda) {
 inline std::string emulated_flags() {
     return "--preset bytes --dim 16 --ffn 24 --heads 2 --kv-heads 1 --head-dim 8 --layers 2 --data synthetic "
            "--dtype bf16 --seq-len 16 --batch 2 --batch-tokens 64";
-}
-
-// A flag may be given once: of `base` goes what stands again in `more`.
-inline std::vector<std::string> joined_flags(const std::vector<std::string>& base,
-                                             const std::vector<std::string>& more) {
-    std::vector<std::string> all;
-    for (size_t i = 0; i < base.size(); ++i) {
-        const bool again = base[i].starts_with("--") && std::find(more.begin(), more.end(), base[i]) != more.end();
-        if (!again)
-            all.push_back(base[i]);
-        else if (i + 1 < base.size() && !base[i + 1].starts_with("--"))
-            ++i;
-    }
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
 }
 
 inline std::vector<BenchTarget> bench_targets() {

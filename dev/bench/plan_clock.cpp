@@ -21,10 +21,13 @@
 #include <cstdio>
 #include <thread>
 
+#include "comm/meter.h"
 #include "comm/process.h"
+#include "dev/common/tool.h"
 #include "kernels/embedding.h"
 #include "kernels/runtime/op_timer.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
 #include "llama/model/weights.h"
 #include "llama/parallel/executor.h"
 #include "llama/plan/cost.h"
@@ -36,13 +39,6 @@
 
 namespace rz {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
-}
 
 // ---- sleeping ops over real links -----------------------------------------------------------------------------------
 
@@ -139,7 +135,7 @@ double ring_seconds(Process& process, Transport& t, const std::vector<int>& ring
                     const Buffer& to, int64_t bytes, int times) {
     const size_t n = ring.size(), at = size_t(std::find(ring.begin(), ring.end(), t.rank()) - ring.begin());
     process.barrier();
-    const auto start = Clock::now();
+    const Timer timer;
     for (int i = 0; i < times; ++i) {
         MessageGroup group;
         group.send(from.data(), bytes, ring[(at + 1) % n]);
@@ -147,10 +143,7 @@ double ring_seconds(Process& process, Transport& t, const std::vector<int>& ring
         t.exchange(stream, group);
     }
     stream.synchronize();
-    const double own = std::chrono::duration<double>(Clock::now() - start).count() / times;
-    double slowest = 0;
-    for (const double one : process.all_gather(own)) slowest = std::max(slowest, one);
-    return slowest;
+    return std::ranges::max(process.all_gather(timer.seconds() / times));
 }
 
 // Rates of this machine's links and memory just now, one rank a node.
@@ -165,10 +158,10 @@ Machine measured_links(Process& process, Mesh& mesh, Device device, int ranks_pe
     for (int i = 0; i < 9; ++i) {
         stream.synchronize();
         process.barrier();
-        const auto start = Clock::now();
+        const Timer timer;
         stream.copy(b.data(), a.data(), large);
         stream.synchronize();
-        copies.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+        copies.push_back(timer.seconds());
     }
     m.memory_gbs = 2e-9 * double(large) / median(copies);
     m.op_us = 10;
@@ -229,7 +222,6 @@ int links(const LinkOptions& o) {
                 "GB/s\n\n| ranks | ZeRO | measured, ms | predicted, ms | predicted : measured |\n"
                 "|---|---|---|---|---|\n",
                 process.size(), o.units, o.unit_mib, o.micro_batches, 1e3 * m.card_gbs, m.card_us, m.memory_gbs);
-        std::string rows;
         for (const int stage : o.stages) {
             if (process.size() == 1 && stage > 0) break;
             Rank rank(device, mesh, stage, o);
@@ -237,14 +229,11 @@ int links(const LinkOptions& o) {
             for (int n = 0; n <= o.repeat; ++n) {
                 rank.compute.synchronize();
                 process.barrier();
-                const auto start = Clock::now();
+                const Timer timer;
                 rank.step(n + 1);
                 rank.compute.synchronize();
-                if (n == 0) continue;  // warms up
-                seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+                if (n > 0) seconds.push_back(timer.seconds());  // the first one warms up
             }
-            if (process.is_root())
-                for (const double one : seconds) rows += format("%s%.9g", rows.empty() ? "" : ",", one);
             const double found = median(process.all_gather(median(seconds))),
                          said = predicted_step(m, process.size(), stage, o);
             if (process.is_root())
@@ -252,7 +241,7 @@ int links(const LinkOptions& o) {
                             said / found);
             std::fflush(stdout);
             if (process.is_root() && !o.json.empty())
-                write_file_atomically(o.json, format("{\"seconds\":[%s],\"predicted\":%.9g}\n", rows.c_str(), said));
+                write_file_atomically(o.json, OrderedJson{{"seconds", seconds}, {"predicted", said}}.dump() + "\n");
         }
         return 0;
     });
@@ -283,12 +272,12 @@ struct Training {
         return o;
     }
     double step(int64_t number) {
-        const auto start = Clock::now();
+        const Timer timer;
         core.model.run(core.program, {.pass = Pass::train, .grad_scale = 1e-4f}, [&](int64_t) { return batch; });
         core.zero.optimizer.gradient_norm();
         core.zero.optimizer.update(1e-5f, number);
         core.compute.synchronize();
-        return std::chrono::duration<double>(Clock::now() - start).count();
+        return timer.seconds();
     }
 };
 
@@ -298,14 +287,8 @@ struct Case {
 };
 
 Case case_of(const std::vector<std::string>& flags, const std::vector<std::string>& change) {
-    std::vector<std::string> all = {"--device", "cpu"};
-    for (size_t i = 0; i < flags.size(); ++i) {
-        if (std::find(change.begin(), change.end(), flags[i]) != change.end() && flags[i].starts_with("--"))
-            ++i;  // a flag may be given once
-        else
-            all.push_back(flags[i]);
-    }
-    all.insert(all.end(), change.begin(), change.end());
+    std::vector<std::string> all = joined_flags(flags, change);
+    all.insert(all.begin(), {"--device", "cpu"});
     Command command;
     require(!parse_command_line(all, command) && std::holds_alternative<TrainOptions>(command),
             "plan_clock steps: these are no flags of training");
@@ -439,24 +422,18 @@ int run(int argc, char** argv) {
     app.require_subcommand(1);
     LinkOptions o;
     CLI::App* over = app.add_subcommand("links", "Sleeping ops over the links of this job");
-    over->add_option("--units", o.units, "Units of the model")->check(CLI::Range(2, 1000))->capture_default_str();
-    over->add_option("--unit-mib", o.unit_mib, "MiB of each, in fp32")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
+    over->option_defaults()->always_capture_default();  // the help shows them
+    over->add_option("--units", o.units, "Units of the model")->check(CLI::Range(2, 1000));
+    over->add_option("--unit-mib", o.unit_mib, "MiB of each, in fp32")->check(CLI::PositiveNumber);
     over->add_option("--forward-ms", o.forward_ms, "Forward pass of one, in ms; the backward pass takes twice that")
-        ->check(CLI::PositiveNumber)
-        ->capture_default_str();
-    over->add_option("--micro-batches", o.micro_batches, "Micro-batches of a step")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
+        ->check(CLI::PositiveNumber);
+    over->add_option("--micro-batches", o.micro_batches, "Micro-batches of a step")->check(CLI::Range(1, 1000));
     over->add_option("--zero", o.stages, "ZeRO stages")->delimiter(',')->check(CLI::Range(0, 3));
-    over->add_option("--repeat", o.repeat, "Measured steps")->check(CLI::Range(1, 1000))->capture_default_str();
-    over->add_option("--collectives", o.collectives, "ring, direct or hier")->capture_default_str();
+    over->add_option("--repeat", o.repeat, "Measured steps")->check(CLI::Range(1, 1000));
+    over->add_option("--collectives", o.collectives, "ring, direct or hier");
     over->add_option("--ranks-per-node", o.ranks_per_node, "Ranks that share a link, the first ones")
         ->check(CLI::Range(1, 1000));
-    over->add_option("--wire-dtype", o.wire, "Gradients on the wire")
-        ->check(CLI::IsMember({"fp32", "bf16"}))
-        ->capture_default_str();
+    over->add_option("--wire-dtype", o.wire, "Gradients on the wire")->check(CLI::IsMember({"fp32", "bf16"}));
     over->add_option("--prefetch", o.zero.prefetch, "Units gathered ahead")->check(CLI::Range(0, 1000));
     double bucket_mib = 0;
     over->add_option("--bucket-mib", bucket_mib, "Gradients reduced together")->check(CLI::Range(0.0, 1e6));
@@ -466,9 +443,8 @@ int run(int argc, char** argv) {
     int rounds = 7;
     std::string out;
     CLI::App* real = app.add_subcommand("steps", "Training steps on this CPU; further flags are those of training");
-    real->add_option("--rounds", rounds, "Measurements of each, in turn")
-        ->check(CLI::Range(1, 1000))
-        ->capture_default_str();
+    real->option_defaults()->always_capture_default();
+    real->add_option("--rounds", rounds, "Measurements of each, in turn")->check(CLI::Range(1, 1000));
     real->add_option("--machine", out, "File for what was measured, as train_llama plan reads it");
     real->allow_extras();
     CLI11_PARSE(app, argc, argv);
@@ -479,11 +455,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "plan_clock: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("plan_clock", rz::run, argc, argv); }

@@ -6,6 +6,7 @@
 
 #include "comm/meter.h"
 #include "comm/process.h"
+#include "dev/common/tool.h"
 #include "kernels/runtime/memory.h"
 
 namespace rz {
@@ -78,11 +79,6 @@ int partner(int rank, int round, int players) {
     if (rank == last) return (round * players / 2) % last;
     const int other = ((round - rank) % last + last) % last;
     return other == rank ? last : other;
-}
-
-double median(std::vector<double> values) {
-    std::sort(values.begin(), values.end());
-    return values.empty() ? 0 : values[values.size() / 2];
 }
 
 double median_rate(const std::vector<LinkResult>& links, bool same_host) {

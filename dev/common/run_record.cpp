@@ -9,6 +9,7 @@
 #include "kernels/runtime/memory.h"
 #include "llama/base/atomic_file.h"
 #include "llama/base/json.h"
+#include "dev/common/tool.h"
 #include "llama/report/html.h"
 #include "llama/report/log.h"
 
@@ -216,8 +217,7 @@ double RunRecord::median(const std::string& key) const {
     if (!c) return NAN;
     std::vector<double> values;
     for (const auto& p : c->points) values.push_back(p.second);
-    std::nth_element(values.begin(), values.begin() + int64_t(values.size() / 2), values.end());
-    return values[values.size() / 2];
+    return rz::median(std::move(values));
 }
 
 static void read_rows(RunRecord& run, const std::string& path) {

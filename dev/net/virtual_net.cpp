@@ -19,6 +19,7 @@
 #include "comm/mesh.h"
 #include "comm/thresholds.h"
 #include "comm/virtual_net.h"
+#include "dev/common/tool.h"
 #include "llama/base/machine.h"
 #include "llama/base/version.h"
 #include "llama/model/presets.h"
@@ -92,6 +93,12 @@ std::string time_text(Ticks time, double bound) {
     return format(us < 1000 ? "%.1f (%.2f)" : "%.0f (%.2f)", us, double(time) / bound);
 }
 
+// A cell with the time of a case
+void put(const Case& c) {
+    std::printf(" %s |", time_text(time_of(c), bound_of(c)).c_str());
+    std::fflush(stdout);
+}
+
 void head(const std::string& command, const Machine& machine) {
     std::printf(
         "Predicted in virtual time by `build/dev/virtual_net %s`, machine %s, commit %s. Nothing was measured.\n",
@@ -150,17 +157,16 @@ void table(const NetMachine& m, int ranks, Op op, int64_t most) {
     independent.ordered = false;
     for (int64_t bytes = 4 * kKiB; bytes <= most; bytes *= 4) {
         Case c{.machine = m, .ranks = ranks, .op = op, .bytes = bytes};
-        const double bound = bound_of(c);
-        std::printf("| %s | %.1f |", size_text(bytes).c_str(), bound / double(kMicrosecond));
+        std::printf("| %s | %.1f |", size_text(bytes).c_str(), bound_of(c) / double(kMicrosecond));
         for (const Algorithm a : {Algorithm::ring, Algorithm::direct, Algorithm::hier}) {
             c.how = by(a);
-            std::printf(" %s |", time_text(time_of(c), bound).c_str());
+            put(c);
         }
         c.machine = independent;
-        std::printf(" %s |", time_text(time_of(c), bound).c_str());
+        put(c);
         c.machine = m.without_message_cost();
-        std::printf(" %s |\n", time_text(time_of(c), bound).c_str());
-        std::fflush(stdout);
+        put(c);
+        std::printf("\n");
     }
 }
 
@@ -172,12 +178,10 @@ void thresholds(const NetMachine& m) {
         "| reduce-scatter | direct us | ring us |\n|---|---|---|\n",
         m.ranks_per_node);
     for (const int64_t mib : {50, 100, 150, 200, 250, 300, 400, 600, 800}) {
-        Case c{.machine = m, .ranks = m.ranks_per_node, .bytes = mib * kMiB, .how = by(Algorithm::direct)};
-        const Ticks direct = time_of(c);
-        c.how = by(Algorithm::ring);
-        const Ticks ring = time_of(c);
-        std::printf("| %lld MiB | %s | %s |\n", (long long)mib, time_text(direct, bound_of(c)).c_str(),
-                    time_text(ring, bound_of(c)).c_str());
+        std::printf("| %lld MiB |", (long long)mib);
+        for (const Algorithm a : {Algorithm::direct, Algorithm::ring})
+            put({.machine = m, .ranks = m.ranks_per_node, .bytes = mib * kMiB, .how = by(a)});
+        std::printf("\n");
     }
     for (const int ranks : {64, 512}) {
         const int nodes = ranks / m.ranks_per_node;
@@ -185,22 +189,13 @@ void thresholds(const NetMachine& m) {
             "\n%d nodes: the time of each step size, and the one that the table takes.\n\n"
             "| reduce-scatter | in sequence |",
             nodes);
-        const std::vector<int64_t> steps{256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB};
-        for (const int64_t step : steps) std::printf(" %s |", size_text(step).c_str());
+        const std::vector<int64_t> steps{kWhole, 256 * kKiB, 512 * kKiB, kMiB, 2 * kMiB, 4 * kMiB, 8 * kMiB, 0};
+        for (size_t i = 1; i + 1 < steps.size(); ++i) std::printf(" %s |", size_text(steps[i]).c_str());
         std::printf(" the table's |\n|---|---|---|---|---|---|---|---|---|\n");
         for (int64_t bytes = 4 * kMiB; bytes <= 2 * kGiB; bytes *= 2) {
-            Case c{.machine = m, .ranks = ranks, .bytes = bytes};
-            const double bound = bound_of(c);
             std::printf("| %s |", size_text(bytes).c_str());
-            c.how = hier(kWhole);
-            std::printf(" %s |", time_text(time_of(c), bound).c_str());
-            for (const int64_t step : steps) {
-                c.how = hier(step);
-                std::printf(" %s |", time_text(time_of(c), bound).c_str());
-                std::fflush(stdout);
-            }
-            c.how = hier(0);
-            std::printf(" %s |\n", time_text(time_of(c), bound).c_str());
+            for (const int64_t step : steps) put({.machine = m, .ranks = ranks, .bytes = bytes, .how = hier(step)});
+            std::printf("\n");
         }
         std::printf(
             "\n%d nodes: all-reduce, in one shot along the column up to %lld KiB; beside a reduce-scatter and an "
@@ -457,11 +452,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "virtual_net: %s\n", error.what());
-        return 70;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("virtual_net", rz::run, argc, argv, 70); }
