@@ -8,8 +8,8 @@
 //
 // Two predictions: at the ceilings (what cuBLASLt and a plain copy reach, and the best published attention) and at the
 // goals (92 % of the GEMM ceiling, 90 % of the copy, 85 % of that attention). Nothing overlaps, launches cost nothing.
-// Bytes are those that can't be avoided: every operand once, nothing kept in L2. Attention's rates are published ones
-// for causal bf16 on an H100 and H200 (FlashAttention-3, cuDNN 9.19), interpolated in log T.
+// Bytes are those that can't be avoided: every operand once, nothing kept in L2. Attention's rates are the published
+// ones of llama/configs/machines/h200-141g.toml, as the plan takes them.
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -18,6 +18,7 @@
 #include <fstream>
 #include <map>
 
+#include "dev/common/tool.h"
 #include "kernels/runtime/request.h"
 #include "llama/base/json.h"
 #include "llama/model/model.h"
@@ -29,33 +30,33 @@
 namespace rz {
 namespace {
 
-enum class Limit { gemm, attention_forward, attention_backward, copy };
+using Limit = OpWork::Limit;
 
 struct Op {
     std::string name;  // as bench_train --classes calls it
     Limit limit;
     double calls;
-    double work;  // of all calls: FLOPs, or bytes where copy limits
+    double work;  // of all calls: FLOPs, or bytes where they limit
 };
 
 struct Rates {
     double gemm, copy, attention_forward, attention_backward;  // FLOP/s, bytes/s
     double of(Limit l) const {
         return l == Limit::gemm                ? gemm
-               : l == Limit::copy              ? copy
+               : l == Limit::bytes             ? copy
                : l == Limit::attention_forward ? attention_forward
                                                : attention_backward;
     }
 };
 
-// TFLOP/s at T = 1024, 2048, 4096, 8192
-constexpr double kForward128[] = {423, 484, 591, 644}, kBackward128[] = {219, 370, 474, 541};
-constexpr double kForward64[] = {265, 350, 400, 460}, kBackward64[] = {200, 300, 360, 400};
-
-double published(const double (&table)[4], double T) {
-    const double at = std::min(std::max(std::log2(T / 1024), 0.0), 3.0);
-    const int i = std::min(int(at), 2);
-    return (table[i] + (at - i) * (table[i + 1] - table[i])) * 1e12;
+// Rates that the machine's file has, attention's for sequences of T tokens
+Rates rates_of(Machine m, int64_t T, int64_t head_dim) {
+    m.op_us = 0;
+    const auto rate = [&](Limit limit) {
+        const OpWork work{.limit = limit, .flops = 1e15, .dtype = DType::bf16, .T = T, .head_dim = head_dim};
+        return work.flops / seconds_of(m, work);
+    };
+    return {rate(Limit::gemm), 1e9 * m.memory_gbs, rate(Limit::attention_forward), rate(Limit::attention_backward)};
 }
 
 // Ops of a step on a planned GPU: `train_llama plan` costs the same.
@@ -66,12 +67,8 @@ std::vector<Op> ops_of(const TrainOptions& o, const ModelConfig& c) {
     job.cost = [&](const OpCall& op, const Stream&) {
         OpWork w;
         require(find_work(op, w), "%s: its work is not known", op.name().c_str());
-        const Limit limit = w.limit == OpWork::Limit::gemm                 ? Limit::gemm
-                            : w.limit == OpWork::Limit::attention_forward  ? Limit::attention_forward
-                            : w.limit == OpWork::Limit::attention_backward ? Limit::attention_backward
-                                                                           : Limit::copy;
-        limits[op.name()] = limit;
-        return Ticks(std::llround((limit == Limit::copy ? w.bytes : w.flops) / kUnit));
+        limits[op.name()] = w.limit;
+        return Ticks(std::llround((w.limit == Limit::bytes ? w.bytes : w.flops) / kUnit));
     };
     std::vector<Op> ops;
     const std::vector<PlannedRank> planned = plan_ranks(o, c, job, 0);
@@ -109,7 +106,7 @@ void print_table(const std::vector<Op>& ops, const Rates& ceiling, const Rates& 
     for (const Op& op : ops) {
         const double seconds = op.work / goal.of(op.limit);
         std::printf("| %s | %.0f | %.1f %s | %.3f | %.3f | %.1f %% |", op.name.c_str(), op.calls,
-                    op.work / (op.limit == Limit::copy ? 1e9 : 1e12), op.limit == Limit::copy ? "GB" : "TFLOP",
+                    op.work / (op.limit == Limit::bytes ? 1e9 : 1e12), op.limit == Limit::bytes ? "GB" : "TFLOP",
                     1e3 * op.work / ceiling.of(op.limit), 1e3 * seconds, 100 * seconds / at_goal);
         if (auto found = left.find(op.name); found != left.end()) {
             std::printf(" %.3f | %.0f %% |", 1e3 * found->second, 100 * seconds / found->second);
@@ -122,26 +119,17 @@ void print_table(const std::vector<Op>& ops, const Rates& ceiling, const Rates& 
 }
 
 int run(int argc, char** argv) {
-    std::string preset = "medium", gpu = "h200", measured, head;
-    double gemm = 0, copy = 0, forward = 0, backward = 0;
-    int64_t batch = 8, seq_len = 1024, micro_batches = 1;
-    std::map<std::string, int64_t> fields;
+    std::string gpu = "h200", measured;
+    double gemm = 788, copy = 0, forward = 0, backward = 0;
+    int64_t micro_batches = 1;
     CLI::App app{"Predicts a training step in bf16, op by op"};
-    app.add_option("--preset", preset, "Model")->capture_default_str();
-    for (const ConfigField& f : config_fields())
-        app.add_option("--" + std::string(f.name), fields[f.name], std::string(f.help) + " [as the preset]")
-            ->check(CLI::PositiveNumber);
-    app.add_option("--head", head, "Output head: tied or untied. [as the preset]")
-        ->check(CLI::IsMember({"tied", "untied"}));
-    app.add_option("--batch", batch, "Sequences of a micro-batch.")->capture_default_str()->check(CLI::PositiveNumber);
-    app.add_option("--seq-len", seq_len, "Tokens of a sequence.")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--micro-batches", micro_batches, "Micro-batches per update.")
         ->capture_default_str()
         ->check(CLI::PositiveNumber);
     app.add_option("--gpu", gpu, "Machine whose rates stand in for those below that are not given: h200 or h100.")
         ->capture_default_str()
         ->check(CLI::IsMember({"h200", "h100"}));
-    app.add_option("--gemm", gemm, "bf16 TFLOP/s of cuBLASLt. [788]")->check(CLI::PositiveNumber);
+    app.add_option("--gemm", gemm, "bf16 TFLOP/s of cuBLASLt.")->capture_default_str()->check(CLI::PositiveNumber);
     app.add_option("--copy", copy, "TB/s of a copy, read and written. [h200: 4.3, h100: 3.0]")
         ->check(CLI::PositiveNumber);
     app.add_option("--attention-forward", forward, "TFLOP/s of attention. [published, by length and head]")
@@ -149,50 +137,45 @@ int run(int argc, char** argv) {
     app.add_option("--attention-backward", backward, "TFLOP/s of attention. [published, by length and head]")
         ->check(CLI::PositiveNumber);
     app.add_option("--measured", measured, "File with rows of bench_train --classes --json, shown beside.");
-    app.allow_extras()->footer("Other flags are those of training: --recompute block, --master-dtype bf16 ...");
+    app.allow_extras()->footer(
+        "Other flags are those of training, its model's too: --recompute block, --layers 8 ...; where they are not "
+        "given --preset medium, --batch 8 and --seq-len 1024.");
     CLI11_PARSE(app, argc, argv);
 
-    const auto number = [](int64_t n) { return std::to_string(n); };
-    std::vector<std::string> flags = {"--preset",  preset,          "--device",     "cuda",
-                                      "--dtype",   "bf16",          "--batch",      number(batch),
-                                      "--seq-len", number(seq_len), "--grad-accum", number(micro_batches)};
-    for (const ConfigField& f : config_fields())
-        if (fields[f.name] > 0) flags.insert(flags.end(), {"--" + std::string(f.name), number(fields[f.name])});
-    if (!head.empty()) flags.insert(flags.end(), {"--head", head});
-    for (const std::string& other : app.remaining()) flags.push_back(other);
+    std::vector<std::string> flags =
+        joined_flags({"--preset", "medium", "--batch", "8", "--seq-len", "1024"}, app.remaining());
+    flags.insert(flags.end(), {"--device", "cuda", "--dtype", "bf16", "--grad-accum", std::to_string(micro_batches)});
     Command command;
     if (const std::optional<int> code = parse_command_line(flags, command)) return *code;
     const auto* o = std::get_if<TrainOptions>(&command);
     require(o && !o->fp8.on(), "predict_step: a training step without fp8, whose rates are not known here");
     const ModelConfig c = model_config(*o, 0);
-    const double T = double(seq_len), N = double(batch) * T * double(micro_batches),
-                 per_token = training_flops_per_token(c, seq_len);
+    const double N = double(o->batch * o->seq_len * micro_batches), per_token = training_flops_per_token(c, o->seq_len);
     const std::vector<Op> ops = ops_of(*o, c);
     double counted = 0;  // attention's backward pass computes 2.5 times the forward's, and is counted as twice
     for (const Op& op : ops)
-        if (op.limit != Limit::copy) counted += op.limit == Limit::attention_backward ? op.work * 0.8 : op.work;
+        if (op.limit != Limit::bytes) counted += op.limit == Limit::attention_backward ? op.work * 0.8 : op.work;
     require(o->recompute != Recompute::none || std::abs(counted / (N * per_token) - 1) < 1e-6,
             "the ops have %g FLOPs, the model %g", counted, N * per_token);
 
-    const bool wide = c.head_dim > 64;
-    const Rates ceiling{gemm > 0 ? gemm * 1e12 : 788e12,
-                        (copy > 0        ? copy
-                         : gpu == "h200" ? 4.3
-                                         : 3.0) *
-                            1e12,
-                        forward > 0 ? forward * 1e12 : published(wide ? kForward128 : kForward64, T),
-                        backward > 0 ? backward * 1e12 : published(wide ? kBackward128 : kBackward64, T)};
+    Machine machine = load_machine("h200-141g");
+    machine.gemm_bf16 = gemm;
+    if (copy > 0 || gpu == "h100") machine.memory_gbs = 1e3 * (copy > 0 ? copy : 3.0);
+    Rates ceiling = rates_of(machine, o->seq_len, c.head_dim);
+    if (forward > 0) ceiling.attention_forward = 1e12 * forward;
+    if (backward > 0) ceiling.attention_backward = 1e12 * backward;
     const Rates goal{0.92 * ceiling.gemm, 0.9 * ceiling.copy, 0.85 * ceiling.attention_forward,
                      0.85 * ceiling.attention_backward};
     std::printf(
         "%s\nbatch %lld x %lld, %lld micro-batch%s; GEMM %.0f TFLOP/s, copy %.2f TB/s, attention %.0f and %.0f "
         "TFLOP/s\n\n",
-        summary(c).c_str(), (long long)batch, (long long)seq_len, (long long)micro_batches,
+        summary(c).c_str(), (long long)o->batch, (long long)o->seq_len, (long long)micro_batches,
         micro_batches == 1 ? "" : "es", ceiling.gemm / 1e12, ceiling.copy / 1e12, ceiling.attention_forward / 1e12,
         ceiling.attention_backward / 1e12);
     print_table(ops, ceiling, goal,
-                measured.empty() ? std::map<std::string, double>() : read_measured(measured, double(batch), T));
-    for (const auto& [name, rates] : {std::pair{"ceilings", &ceiling}, std::pair{"goals", &goal}}) {
+                measured.empty() ? std::map<std::string, double>()
+                                 : read_measured(measured, double(o->batch), double(o->seq_len)));
+    for (const auto& [name, rates] : {std::pair<const char*, const Rates*>{"ceilings", &ceiling}, {"goals", &goal}}) {
         double seconds = 0;
         for (const Op& op : ops) seconds += op.work / rates->of(op.limit);
         std::printf("\n%-8s %8.0f tok/s, %.1f %% MFU of 989 TFLOP/s", name, N / seconds,
@@ -205,11 +188,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& error) {
-        std::fprintf(stderr, "predict_step: %s\n", error.what());
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("predict_step", rz::run, argc, argv); }
