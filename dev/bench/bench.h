@@ -27,6 +27,7 @@
 #include <CLI/CLI.hpp>
 
 #include "dev/bench/ops.h"
+#include "dev/common/tool.h"
 #include "kernels/elementwise.h"
 #include "kernels/gemm/gemm.h"
 #include "kernels/gemm/gemm_tuning.h"
@@ -34,6 +35,7 @@
 #include "kernels/runtime/memory.h"
 #include "kernels/cpu/simd_level.h"
 #include "kernels/runtime/request.h"
+#include "llama/base/text.h"
 #include "llama/base/version.h"
 #include "llama/plan/cost.h"
 
@@ -123,6 +125,13 @@ class Memory : public ops::Tensors {
 using Launch = std::function<void(Stream&)>;
 using Op = std::function<Launch(Memory&)>;
 
+// The op's arguments, and a place for the magnitude of what it writes, as quantisation to fp8 asks for it
+template <class Args>
+Args with_magnitude(Memory& m, Args a) {
+    a.amax = m.scratch(16);
+    return a;
+}
+
 struct Row {
     std::string op, shape = {};   // shape: the one that is being measured, unless another is given
     double bytes = 0, flops = 0;  // that the op can't avoid; the one that is not zero gives the rate
@@ -133,11 +142,7 @@ struct Row {
 };
 
 // "8192x4096"
-inline std::string joined(const std::vector<int64_t>& shape) {
-    std::string text;
-    for (int64_t n : shape) text += (text.empty() ? "" : "x") + std::to_string(n);
-    return text;
-}
+inline std::string joined(const std::vector<int64_t>& shape) { return rz::joined(shape, "x"); }
 
 class Bench {
    public:
@@ -154,11 +159,10 @@ class Bench {
             std::string dtype = "bf16", device = "auto", note;
             std::vector<std::string> shapes;
             app_.add_option("--shape", shapes, dims_ + ", joined by x; may be given several times");
-            app_.add_option("--dtype", dtype, "Data type: fp32, bf16 or fp16.")->capture_default_str();
-            app_.add_option("--device", device, "Device: auto, cuda or cpu.")->capture_default_str();
-            app_.add_option("--iters", iterations_, "Number of timed runs.")
-                ->capture_default_str()
-                ->check(CLI::PositiveNumber);
+            app_.option_defaults()->always_capture_default();  // the help shows them
+            app_.add_option("--dtype", dtype, "Data type: fp32, bf16 or fp16.");
+            app_.add_option("--device", device, "Device: auto, cuda or cpu.");
+            app_.add_option("--iters", iterations_, "Number of timed runs.")->check(CLI::PositiveNumber);
             app_.add_flag("--best", best_,
                           "Report the fastest run instead of the median: for a machine that others use too.");
             app_.add_flag("--profile", profile_, "Run each op once under the profiler instead of timing it.");
@@ -166,7 +170,6 @@ class Bench {
             app_.add_option("--gemm-tune", gemm_tune,
                             "Time cuBLASLt's algorithms at each new shape and use the fastest: off, on (of those with "
                             "the same bits) or bits-free.")
-                ->capture_default_str()
                 ->check(CLI::IsMember({"off", "on", "bits-free"}));
             app_.add_option("--gemm-cache", gemm_cache, "File of the tuned choices.");
             app_.add_option("--json", json_, "Append one JSON object per row to this file.");
@@ -260,8 +263,7 @@ class Bench {
     }
 
     void header(int argc, char** argv) {
-        std::string command;
-        for (int i = 0; i < argc; ++i) command += std::string(i ? " " : "") + argv[i];
+        const std::string command = rz::joined(std::vector<std::string>(argv, argv + argc), " ");
         std::printf("# %s; %s; commit %s\n# %s\n", device_.name().c_str(),
                     device_.is_cuda() ? gemm_library(DeviceKind::cuda)
                                       : format("%s, %s", name_of(simd_level()), gemm_library(DeviceKind::cpu)).c_str(),
@@ -329,9 +331,7 @@ class Bench {
             stream.synchronize();
             if (i >= 0) times.push_back(stop.seconds_since(start));
         }
-        if (best_) return *std::min_element(times.begin(), times.end());
-        std::nth_element(times.begin(), times.begin() + int64_t(times.size()) / 2, times.end());
-        return times[times.size() / 2];
+        return best_ ? std::ranges::min(times) : median(std::move(times));
     }
 
     double copy_rate() {

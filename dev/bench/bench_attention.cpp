@@ -18,11 +18,8 @@ int main(int argc, char** argv) {
         const bool check = 2.0 * double(B * H * T) * double(T) * double(D) < 2e11;
         const auto named = [=](const char* op) { return bench::Row{.op = op, .check = check}; };
         b.measure(named("attention_forward"), attention_forward, [=](bench::Memory& m) { return c.forward(m); });
-        b.measure(named("attention_forward, magnitudes"), attention_forward, [=](bench::Memory& m) {
-            AttentionForward a = c.forward(m);
-            a.amax = m.scratch(16);  // of o, for quantisation to fp8
-            return a;
-        });
+        b.measure(named("attention_forward, magnitudes"), attention_forward,
+                  [=](bench::Memory& m) { return bench::with_magnitude(m, c.forward(m)); });
         if (!b.device().is_cuda())
             b.measure(named("attention_largest"), attention_largest, [=](bench::Memory& m) {
                 return AttentionLargest{c.forward(m), m.out({"largest", {0, c.kScores}}, B * H * T, DType::f32)};

@@ -12,11 +12,9 @@ int main(int argc, char** argv) {
     bench::Bench bench("GEMM: M rows, N outputs, K inputs of a linear layer", "M,N,K",
                        {"2048x512x256", "2048x1376x256", "2048x256x688", "512x2560x512", "512x32000x512"},
                        {"8192x6144x4096", "8192x28672x4096", "8192x4096x14336", "4096x32000x2048"});
-    bool own = false;
     std::string grad;
     bench.app().add_option("--grad-dtype", grad, "Data type of dW. [--dtype, as in training]");
-    bench.app().add_flag("--own", own, "Use our own loops instead of the library (CPU).");
-    return bench.run(argc, argv, [&own, &grad](bench::Bench& b, const std::vector<int64_t>& shape) {
+    return bench.run(argc, argv, [&grad](bench::Bench& b, const std::vector<int64_t>& shape) {
         const int64_t M = shape[0], N = shape[1], K = shape[2];
         const DType t = b.dtype();
         const double flops = 2.0 * double(M) * double(N) * double(K);
@@ -25,7 +23,7 @@ int main(int argc, char** argv) {
             const bench::Op op = [=](bench::Memory& m) {
                 const Gemm a = g.args(m);
                 // The library is checked against our loops.
-                const bool plain = own || (check && !m.device().is_cuda() && simd_level() == SimdLevel::baseline);
+                const bool plain = check && !m.device().is_cuda() && simd_level() == SimdLevel::baseline;
                 return [a, plain](Stream& s) {
                     if (plain)
                         s.enqueue_host([a] { gemm_reference(a); });

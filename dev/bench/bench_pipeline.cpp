@@ -19,7 +19,9 @@
 
 #include "comm/mesh.h"
 #include "comm/process.h"
+#include "dev/common/tool.h"
 #include "llama/base/atomic_file.h"
+#include "llama/base/json.h"
 #include "llama/parallel/executor.h"
 #include "llama/parallel/pipeline_program.h"
 #include "llama/parallel/telemetry.h"
@@ -30,11 +32,10 @@ namespace {
 struct Options {
     std::vector<int> micro_batches{8, 16};
     std::vector<std::string> schedules;
-    double task_ms = 20, input = 1, weight = 1;
+    double task_ms = 20;
     int repeat = 3;
     int64_t bytes = 64 << 10;
     bool baseline = false;
-    int stages_per_rank = 0, window = 0;
     double link_mbs = 0, link_us = 0;
     std::string json;
 };
@@ -88,20 +89,19 @@ PipelineProgramOptions one_block_a_stage(const PipelineSchedule& s) {
 
 void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches, const Options& o) {
     const int P = process.size();
-    if (const std::string why = find_pipeline_refusal(kind, {P, micro_batches, o.stages_per_rank}); !why.empty()) {
+    if (const std::string why = find_pipeline_refusal(kind, {P, micro_batches}); !why.empty()) {
         if (process.is_root()) std::fprintf(stderr, "no row: %s\n", why.substr(0, why.find('\n')).c_str());
         return;
     }
     constexpr int64_t kTicks = 1000;  // of the forward pass of the smallest stage
-    PipelineSchedule s = make_pipeline(kind, {P, micro_batches, o.stages_per_rank});
-    if (o.baseline || o.window > 0) s = limit_in_flight(s, o.baseline ? 1 : o.window);
+    PipelineSchedule s = make_pipeline(kind, {P, micro_batches});
+    if (o.baseline) s = limit_in_flight(s, 1);
     // 1 / P of the model is two of the smallest stages, so that all schedules do the same work.
-    const auto ticks = [&](double cost) { return int64_t(cost * kTicks) * (o.baseline ? 8 : 2); };
+    const int64_t ticks = kTicks * (o.baseline ? 8 : 2);
     const int64_t bytes = o.bytes * (o.baseline ? 4 : 1);
     const double tick_s = o.task_ms / 1e3 / kTicks;
     const double message = o.link_mbs > 0 ? double(bytes) / (1e6 * o.link_mbs) + 1e-6 * o.link_us : 0;
-    const PipelineCosts costs =
-        PipelineCosts::even(s, ticks(1), ticks(o.input), ticks(o.weight), int64_t(message / tick_s));
+    const PipelineCosts costs = PipelineCosts::even(s, ticks, ticks, ticks, int64_t(message / tick_s));
     const auto programs = pipeline_programs(s, costs, one_block_a_stage(s));
     const PipelineRun predicted = simulate(unfused(s), costs);
     const RankProgram& mine = programs[size_t(process.rank())];
@@ -127,11 +127,9 @@ void measure(Process& process, Mesh& mesh, PipelineKind kind, int micro_batches,
         if (n > 0) runs.push_back({summarise(all, places).util_step, most});  // the first one warms up
     }
     if (process.is_root() && !o.json.empty()) {
-        std::string seconds;
-        for (const auto& [utilisation, numbers] : runs)
-            seconds += format("%s%.9g", seconds.empty() ? "" : ",", numbers.length);
-        write_file_atomically(o.json, format("{\"seconds\":[%s],\"predicted\":%.9g}\n", seconds.c_str(),
-                                             tick_s * double(predicted.makespan)));
+        OrderedJson file{{"seconds", OrderedJson::array()}, {"predicted", tick_s * double(predicted.makespan)}};
+        for (const auto& [utilisation, numbers] : runs) file["seconds"].push_back(numbers.length);
+        write_file_atomically(o.json, file.dump() + "\n");
     }
     std::sort(runs.begin(), runs.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
     const auto& [utilisation, most] = runs[runs.size() / 2];
@@ -154,14 +152,8 @@ int run(int argc, char** argv) {
     app.add_option("--pp-schedule", o.schedules, "Schedules. [all]")->delimiter(',');
     app.add_option("--task", o.task_ms, "Milliseconds of a forward pass of the smallest stage.")
         ->check(CLI::Range(1.0, 1e4));
-    app.add_option("--input", o.input, "Time of an input gradient, in forward passes.")->check(CLI::Range(0.1, 10.0));
-    app.add_option("--weight", o.weight, "Time of a weight gradient, in forward passes.")->check(CLI::Range(0.1, 10.0));
     app.add_option("--repeat", o.repeat, "Number of measured steps.")->check(CLI::Range(1, 1000));
     app.add_option("--bytes", o.bytes, "Bytes of a message.")->check(CLI::Range(int64_t(1), int64_t(1) << 32));
-    app.add_option("--stages-per-rank", o.stages_per_rank, "Stages of a rank. 0: the schedule's own.")
-        ->check(CLI::Range(0, 64));
-    app.add_option("--window", o.window, "Micro-batches in flight on a rank, at most. 0: the schedule's own.")
-        ->check(CLI::Range(0, 10000));
     app.add_option("--link-mbs", o.link_mbs, "MB/s of a link, which the simulation counts. 0: messages take no time.")
         ->check(CLI::Range(0.0, 1e6));
     app.add_option("--link-us", o.link_us, "Microseconds before a message's first byte, likewise.")
@@ -192,11 +184,4 @@ int run(int argc, char** argv) {
 }  // namespace
 }  // namespace rz
 
-int main(int argc, char** argv) {
-    try {
-        return rz::run(argc, argv);
-    } catch (const std::exception& e) {
-        std::fprintf(stderr, "bench_pipeline: %s\n", e.what());
-        return 1;
-    }
-}
+int main(int argc, char** argv) { return rz::run_tool("bench_pipeline", rz::run, argc, argv); }

@@ -12,16 +12,10 @@ int main(int argc, char** argv) {
         b.measure({"rmsnorm_forward"}, rmsnorm_forward, [=](bench::Memory& m) { return c.forward(m); });
         c.residual = true;
         b.measure({"rmsnorm_forward+residual"}, rmsnorm_forward, [=](bench::Memory& m) { return c.forward(m); });
-        b.measure({"rmsnorm_forward+residual, magnitudes"}, rmsnorm_forward, [=](bench::Memory& m) {
-            RmsnormForward a = c.forward(m);
-            a.amax = m.scratch(16);
-            return a;
-        });
+        b.measure({"rmsnorm_forward+residual, magnitudes"}, rmsnorm_forward,
+                  [=](bench::Memory& m) { return bench::with_magnitude(m, c.forward(m)); });
         b.measure({"rmsnorm_backward"}, rmsnorm_backward, [=](bench::Memory& m) { return c.backward(m); });
-        b.measure({"rmsnorm_backward, magnitudes"}, rmsnorm_backward, [=](bench::Memory& m) {
-            RmsnormBackward a = c.backward(m);
-            a.amax = m.scratch(16);
-            return a;
-        });
+        b.measure({"rmsnorm_backward, magnitudes"}, rmsnorm_backward,
+                  [=](bench::Memory& m) { return bench::with_magnitude(m, c.backward(m)); });
     });
 }

@@ -11,10 +11,6 @@ int main(int argc, char** argv) {
         const int64_t B = shape[0], T = shape[1], H = shape[2], K = shape[3], D = shape[4];
         const ops::RopeCase c{B * T, T, H + K, D, K * D, b.dtype()};
         b.measure({"rope"}, rope, [=](bench::Memory& m) { return c.args(m); });
-        b.measure({"rope, magnitudes"}, rope, [=](bench::Memory& m) {
-            Rope a = c.args(m);
-            a.amax = m.scratch(16);
-            return a;
-        });
+        b.measure({"rope, magnitudes"}, rope, [=](bench::Memory& m) { return bench::with_magnitude(m, c.args(m)); });
     });
 }

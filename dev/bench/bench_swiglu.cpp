@@ -11,11 +11,8 @@ int main(int argc, char** argv) {
         const ops::SwigluCase c{shape[0], shape[1], b.dtype()};
         b.measure({"swiglu_forward"}, swiglu_forward, [=](bench::Memory& m) { return c.forward(m); });
         b.measure({"swiglu_backward+h"}, swiglu_backward, [=](bench::Memory& m) { return c.backward(m); });
-        b.measure({"swiglu_forward, magnitudes"}, swiglu_forward, [=](bench::Memory& m) {
-            SwigluForward a = c.forward(m);
-            a.amax = m.scratch(16);
-            return a;
-        });
+        b.measure({"swiglu_forward, magnitudes"}, swiglu_forward,
+                  [=](bench::Memory& m) { return bench::with_magnitude(m, c.forward(m)); });
         b.measure({"swiglu_backward+h, magnitudes"}, swiglu_backward, [=](bench::Memory& m) {
             SwigluBackward a = c.backward(m);
             a.amax = m.scratch(16), a.h_amax = m.scratch(16);
