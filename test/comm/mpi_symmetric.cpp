@@ -1,6 +1,7 @@
 // Collectives over memory that the ranks of a host map, by MPI's shared windows.
 
 #include "comm/mesh.h"
+#include "test/comm/mpi_main.h"
 #include "test/comm/symmetric_cases.h"
 
 namespace rz {

@@ -9,7 +9,6 @@
 #include <thread>
 #include <vector>
 
-#include "test/comm/mpi_main.h"
 #include "test/comm/ranks.h"
 
 namespace rz {

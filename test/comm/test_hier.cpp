@@ -10,7 +10,6 @@
 #include "comm/mesh.h"
 #include "test/kernels/cpu_device.h"
 #include "test/checks.h"
-#include "test/comm/mpi_main.h"
 #include "test/comm/ranks.h"
 
 namespace rz {

@@ -384,6 +384,7 @@ TEST(MeshOfOneProcess, HasEveryAxisWithOneRank) {
     for (Collectives* group : {&mesh.tp(), &mesh.cp(), &mesh.pp(), &mesh.data(), &mesh.shard(), &mesh.model()})
         EXPECT_EQ(sum_over(*group, 3), 8);
     EXPECT_THROW(mesh.link_to(0), Error);
+    EXPECT_THROW(Mesh({DeviceKind::cpu, 0}, {.grid = {.shard_size = 2}}), Error);
 }
 
 }  // namespace
