@@ -1,6 +1,6 @@
 // The real program on several ranks: what every ZeRO stage keeps in memory, by the ledger of each rank, and what it
 // sends, by the program's own count exactly and by the network interfaces' counters within 2 % (between network
-// namespaces; skipped where those can't be made).
+// namespaces; skipped where those can't be made), with the numbers that it computes from that.
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <map>
 
 #include "comm/mpi_transport.h"
 #include "llama/model/param_table.h"
@@ -22,16 +23,18 @@ namespace fs = std::filesystem;
 
 struct Split {
     int stage, hosts, shard, micro_batches;
+    const char* collectives = "ring";  // hosts would choose hier
+    bool direct() const { return collectives != std::string("ring"); }
     std::string flags() const {
-        return format("--zero %d --shard-size %d --batch-tokens %d --collectives ring", stage, shard,
-                      kTokens * hosts * micro_batches);  // the formulas are the ring's; hosts would choose hier
+        return format("--zero %d --shard-size %d --batch-tokens %d --collectives %s", stage, shard,
+                      kTokens * hosts * micro_batches, collectives);
     }
     static constexpr int kTokens = 16;  // of a micro-batch of one rank: little compute, and bytes don't depend on it
 };
 
 // ---- the formulas ---------------------------------------------------------------------------------------------------
 
-// Per step, to the byte. fp32 throughout.
+// Per step, to the byte. fp32 throughout. In a direct all-gather a rank sends its own slice to each of the others.
 int64_t formula(const std::vector<UnitLayout>& units, const Split& s, int rank) {
     const int member = rank % s.shard, row = rank / s.shard, rows = s.hosts / s.shard;
     const int64_t M = s.micro_batches;
@@ -40,7 +43,8 @@ int64_t formula(const std::vector<UnitLayout>& units, const Split& s, int rank) 
     for (size_t u = 0; u < units.size(); ++u) {
         const auto slices = units[u].slice_offsets(s.shard);
         scatters += sent_by_scatter(slices, member, 4);
-        gathers += sent_by_gather(slices, member, 4);
+        gathers +=
+            s.direct() ? 4 * (s.shard - 1) * units[u].slice(member, s.shard).size() : sent_by_gather(slices, member, 4);
         if (u > 0 && u + 1 < units.size()) block_gathers += sent_by_gather(slices, member, 4);
         if (rows > 1) {
             const auto parts = even_offsets(units[u].slice(member, s.shard).size(), rows);
@@ -76,6 +80,7 @@ double table(const ParamTable& params, const Split& s) {
 struct Measured {
     std::vector<double> wire;               // bytes that each host sent, start-up and all
     std::vector<int64_t> first_rank_steps;  // that rank 0 counted, step by step
+    std::vector<double> norms;              // of the gradients, step by step
     Json ranks;                             // ranks.json
 };
 
@@ -108,7 +113,10 @@ class ZeroProgram : public testing::Test {
         }
         out.ranks = read_json(dir + "/ranks.json");
         for (const Json& row : metrics_in(dir))
-            if (row.contains("loss")) out.first_rank_steps.push_back(row["bytes_sent"].get<int64_t>());
+            if (row.contains("loss")) {
+                out.first_rank_steps.push_back(row["bytes_sent"].get<int64_t>());
+                out.norms.push_back(row["grad_norm"].get<double>());
+            }
         return 0;
     }
 
@@ -121,8 +129,9 @@ TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
     const ParamTable params(resolved_preset("bytes"));
     const std::vector<UnitLayout> units(params.units().begin(), params.units().end());
     constexpr int kFew = 1, kMore = 5;
+    std::map<int, std::vector<double>> norms;  // by sequences of a step, however they are shared out
     for (const Split& s : {Split{0, 3, 3, 1}, Split{1, 3, 3, 1}, Split{2, 3, 3, 1}, Split{3, 3, 3, 1},
-                           Split{2, 3, 3, 2}, Split{3, 3, 3, 2}, Split{3, 4, 2, 1}}) {
+                           Split{2, 3, 3, 2}, Split{3, 3, 3, 2}, Split{3, 4, 2, 1}, Split{0, 3, 3, 1, "direct"}}) {
         SCOPED_TRACE(s.flags());
         const std::string launcher = format("dev/net/netns_hosts.sh %d --", s.hosts);
         Measured few, more;
@@ -135,6 +144,8 @@ TEST_F(ZeroProgram, EveryStageSendsWhatTheTableSays) {
         ASSERT_EQ(int(few.wire.size()), s.hosts);
         for (int64_t bytes : more.first_rank_steps) EXPECT_EQ(bytes, formula(units, s, 0));
         EXPECT_EQ(int(more.first_rank_steps.size()), kMore);
+        const std::vector<double>& want_norms = norms.try_emplace(s.hosts * s.micro_batches, more.norms).first->second;
+        for (int i = 0; i < kMore; ++i) EXPECT_NEAR(more.norms[size_t(i)], want_norms[size_t(i)], 1e-5 * want_norms[0]);
         for (int r = 0; r < s.hosts; ++r) {
             SCOPED_TRACE(format("rank %d", r));
             const int64_t want = formula(units, s, r);
