@@ -192,6 +192,8 @@ $(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room
     $(addprefix checkpoint/,manifest.o checkpoint.o checkpoint_load.o checkpoint_store.o))): \
     private LEVEL = $(COOL)
 $(OBJ)/llama/train/command_line.o $(OBJ)/llama/base/toml.o $(OBJ)/dev/bench/harness.o: private LEVEL = -O0
+# As fast as by -O3, which unrolls what waits for memory.
+$(OBJ)/kernels/adamw.o $(OBJ)/kernels/muon.o: private LEVEL = -O2
 
 # The commit is known at run time from this one file, rebuilt when it changes.
 $(BUILD)/commit.txt: FORCE
