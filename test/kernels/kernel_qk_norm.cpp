@@ -35,6 +35,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, QkNormTest,
                                          Case{6, 3, 3, 2, 96, 96, DType::f16, DType::f16},      //
                                          Case{2, 2, 2, 2, 256, 512, DType::f32, DType::f32},    // the widest
                                          Case{8, 4, 2, 1, 6, 5, DType::bf16, DType::f32},       // scalars
+                                         Case{6, 3, 3, 2, 62, 3, DType::f32, DType::f32},       // in nearly every lane
+                                         Case{6, 3, 3, 2, 126, 3, DType::bf16, DType::bf16},    // and twice
+                                         Case{6, 3, 3, 2, 126, 3, DType::f16, DType::f16},
                                          Case{9, 9, 3, 1, 64, 0, DType::bf16, DType::f32, true, true},
                                          Case{15, 5, 2, 1, 10, 1, DType::f32, DType::f32, true, true},
                                          Case{6, 3, 4, 2, 32, 64, DType::f32, DType::f32, false},  // no rotation
