@@ -24,12 +24,13 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
     Data v = normal(n, c.adam_dtype, 3, 0.1f), param = zeros(n, c.param_dtype);
     for (int64_t i = 0; i < n; ++i) v.set(i, float(v.at(i) * v.at(i))), param.set(i, float(w.at(i)));
     AdamW a;
-    a.master = run.inout<char>("master", w) + c.offset * size_of(c.master_dtype);
-    a.m = run.inout<char>("m", m) + c.offset * size_of(c.adam_dtype);
-    a.v = run.inout<char>("v", v) + c.offset * size_of(c.adam_dtype);
-    a.param = c.has_param() ? run.inout<char>("param", param) + c.offset * size_of(c.param_dtype) : a.master;
-    a.grad = run.input<char>(grad) + c.offset * size_of(c.grad_dtype);
-    a.grad_scale = run.input<float>(std::vector<float>{grad_scale});
+    const auto from_offset = [&](char* p, DType t) { return p + c.offset * size_of(t); };
+    a.master = from_offset(run.inout("master", w), c.master_dtype);
+    a.m = from_offset(run.inout("m", m), c.adam_dtype);
+    a.v = from_offset(run.inout("v", v), c.adam_dtype);
+    a.param = c.has_param() ? from_offset(run.inout("param", param), c.param_dtype) : a.master;
+    a.grad = from_offset(run.input(grad), c.grad_dtype);
+    a.grad_scale = run.values<float>({grad_scale});
     // Segments that end inside a vector, are one element long, or lie before the range
     std::vector<int64_t> ends = {c.first / 2, c.first + 1, c.first + 2, c.first + 7, c.first + c.n / 2 + 1};
     ends.push_back(c.first + c.n + 3);
@@ -38,10 +39,10 @@ AdamW make(KernelRun& run, const Case& c, float grad_scale) {
             for (int64_t at = round + 1; at <= round + 16; ++at)
                 for (int n = 0; n < 9; ++n) ends.push_back(c.first + std::min(at, c.n));
     std::sort(ends.begin(), ends.end());
-    a.segment_end = run.input<int64_t>(ends);
+    a.segment_end = run.values(ends);
     std::vector<uint8_t> decays;
     for (size_t i = 0; i < ends.size(); ++i) decays.push_back(i % 2 == 0);
-    a.decays = run.input<uint8_t>(decays);
+    a.decays = run.values(decays);
     a.segments = int64_t(ends.size());
     a.n = c.n, a.first = c.first;
     a.lr = 0.01f, a.beta1 = 0.9f, a.beta2 = 0.95f, a.eps = 1e-8f, a.weight_decay = 0.1f, a.step = 3;
@@ -98,7 +99,7 @@ TEST(AdamWRounding, ChanceIsTheSameOnBothDevices) {
                           Case{20000, 401, DType::bf16, DType::bf16, 0, DType::bf16, DType::bf16},
                           Case{20000, 400, DType::bf16, DType::bf16, 0, DType::f32, DType::bf16}}) {  // moments alone
         const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, 0.7f)); };
-        const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
+        const auto want = run_on(kCpu, op), got = run_on(kGpu, op);
         for (const std::string name : {"master", "m", "v"}) {
             if (name == "master" && c.master_dtype == DType::f32) continue;
             const auto &a = want.at(name).values, &b = got.at(name).values;
@@ -111,10 +112,8 @@ TEST(AdamWRounding, ChanceIsTheSameOnBothDevices) {
 
 TEST_P(AdamWTest, ABadStepWritesNothing) {
     const Case c = GetParam();
-    for (const float bad : {NAN, INFINITY}) {
-        const auto op = [&](KernelRun& run) { adamw(run.stream(), make(run, c, bad)); };
-        compare_on_devices(op, {});
-    }
+    for (const float bad : {NAN, INFINITY})
+        compare_on_devices([&](KernelRun& run) { adamw(run.stream(), make(run, c, bad)); });
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, AdamWTest,

@@ -12,21 +12,15 @@ struct Case {
 
 std::vector<int32_t> check(const Data& logits, int64_t N, int64_t V) {
     const auto op = [&](KernelRun& run) {
-        argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32),
+        argmax(run.stream(), {.best = run.out("best", N, DType::f32),
                               .logits = run.input(logits),
                               .N = N,
                               .V = V,
                               .dtype = logits.dtype});
     };
-    const auto ids = [](const KernelRun::Results& results) {
-        const std::vector<unsigned char>& bytes = results.at("best").bytes;
-        std::vector<int32_t> out(bytes.size() / 4);
-        memcpy(out.data(), bytes.data(), bytes.size());
-        return out;
-    };
-    const std::vector<int32_t> cpu = ids(run_on({DeviceKind::cpu, 0}, op));
+    std::vector<int32_t> cpu = run_on(kCpu, op).at("best").as<int32_t>();
     if (cuda_device_count() > 0) {
-        EXPECT_EQ(ids(run_on({DeviceKind::cuda, 0}, op)), cpu);
+        EXPECT_EQ(run_on(kGpu, op).at("best").as<int32_t>(), cpu);
     }
     return cpu;
 }

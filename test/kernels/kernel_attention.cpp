@@ -51,7 +51,7 @@ void place_documents(KernelRun& run, const Case& c, AttentionShape& s) {
     std::vector<int32_t> first;
     for (int64_t b = 0; b < c.B; ++b)
         for (int64_t t = 0; t < c.Tq; ++t) first.push_back(int32_t(s.k_at + first_key(c, s, b, t)));
-    s.first_key = run.input<int32_t>(first);
+    s.first_key = run.values(first);
     s.first_key_batch = c.Tq;
 }
 
@@ -148,7 +148,7 @@ std::function<void(const char*, const KernelRun::Results&)> Attention::backward_
 }
 
 std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept, Rotation rotation) {
-    const auto before = run_on(Device{DeviceKind::cpu, 0}, [&](KernelRun& run) { forward(run, c); });
+    const auto before = run_on(kCpu, [&](KernelRun& run) { forward(run, c); });
     const AttentionShape s = shape_of(c);
     const Data o{c.dtype, before.at("o").bytes}, lse{DType::f32, before.at("lse").bytes},
         d_o = normal(c.B * s.o_batch, c.dtype, 9);
@@ -164,31 +164,16 @@ std::function<void(KernelRun&)> Attention::backward(const Case& c, int64_t kept,
         a.q = in.q, a.k = in.k, a.v = in.v;
         a.o = run.input(o);
         a.d_o = run.input(d_o);
-        a.lse = run.input<float>(lse);
+        a.lse = run.input(lse);
         a.workspace = run.scratch(attention_backward_workspace(s));
         a.shape = s;
         a.sum_dkv = c.sum;
         if (kept > 0) a.kept = run.scratch(kept), a.kept_bytes = kept;
         place_documents(run, c, a.shape);
         if (rotation == Rotation::none) return attention_backward(run.stream(), a);
-        const int64_t rows = c.B * c.Tq, positions = rows + 5;
-        std::vector<float> cosines(size_t(positions * c.D / 2)), sines(cosines.size());
-        rope_tables(cosines.data(), sines.data(), positions, c.D, 10000, {});
-        std::vector<int32_t> own;
-        for (int64_t i = 0; i < rows; ++i) own.push_back(int32_t(i * 7 % positions));
-        const Rope back{.x = a.dq,
-                        .cos_table = run.input<float>(cosines),
-                        .sin_table = run.input<float>(sines),
-                        .N = rows,
-                        .T = c.Tq,
-                        .first_position = 3,
-                        .positions = c.documents.empty() ? nullptr : run.input<int32_t>(own),
-                        .heads = c.H + c.K,
-                        .D = c.D,
-                        .row_stride = s.q_row,
-                        .inverse = true,
-                        .dtype = c.dtype,
-                        .amax = run.inout<uint32_t>("amax", zeros(1, DType::f32))};
+        const ops::RopeCase rows{c.B * c.Tq, c.Tq, c.H + c.K, c.D, c.K * c.D, c.dtype, 3, !c.documents.empty()};
+        Rope back = rows.args(run, /*inverse=*/true);
+        back.x = a.dq, back.amax = run.inout("amax", zeros(1, DType::f32));
         if (rotation == Rotation::within) a.back = back;
         attention_backward(run.stream(), a);
         if (rotation == Rotation::after) rope(run.stream(), back);
@@ -201,7 +186,7 @@ void Attention::check_backward(AttentionKernels fastest) {
     const int capability = compute_capability();
     const auto op = backward(c, attention_kept_bytes(shape_of(c), capability));
     if (c.D > 240 && capability > 0 && capability < 80) {  // what 64 KiB of shared memory do not hold
-        EXPECT_THROW(run_on(Device{DeviceKind::cuda, 0}, op), RequestError);
+        EXPECT_THROW(run_on(kGpu, op), RequestError);
         return;
     }
     compare_on_devices(op, {}, nullptr, backward_in_double(c));
@@ -273,7 +258,7 @@ TEST(AttentionKept, TakesMemoryForKernelsThatThereAre) {
     const AttentionShape s = shape_of({1, 256, 256, 2, 2, 128, DType::bf16});
     const char* built_for = std::getenv("PTX_BUILT_FOR");
     const bool there = built_for == nullptr || std::atoi(built_for) >= 90;
-    EXPECT_EQ(attention_kept_bytes(s, Device{DeviceKind::cuda, 0}), there ? attention_kept_bytes(s, 90) : 0);
+    EXPECT_EQ(attention_kept_bytes(s, kGpu), there ? attention_kept_bytes(s, 90) : 0);
     EXPECT_GT(attention_kept_bytes(s, 90), 0);
 }
 
@@ -370,20 +355,17 @@ INSTANTIATE_TEST_SUITE_P(Chunks, Attention,
                                          Case{1, 140, 273, 1, 1, 96, h16}, Case{1, 140, 273, 1, 1, 128, h16}));
 
 // Many tiles for one item: few queries and many keys, whose other warpgroups pass over all of them, then the reverse.
-INSTANTIATE_TEST_SUITE_P(ManyTiles, Attention,
-                         testing::Values(Case{1, 20, 1170, 1, 1, 64, b16}, Case{1, 20, 1170, 1, 1, 64, h16},
-                                         Case{1, 20, 1170, 1, 1, 80, b16}, Case{1, 20, 1170, 1, 1, 80, h16},
-                                         Case{1, 20, 1170, 1, 1, 96, b16}, Case{1, 20, 1170, 1, 1, 96, h16},
-                                         Case{1, 20, 1170, 1, 1, 128, b16}, Case{1, 20, 1170, 1, 1, 128, h16},
-                                         Case{1, 560, 20, 1, 1, 64, b16, false, false, 540},
-                                         Case{1, 560, 20, 1, 1, 64, h16, false, false, 540},
-                                         Case{1, 560, 20, 1, 1, 80, b16, false, false, 540},
-                                         Case{1, 1170, 20, 1, 1, 80, h16, false, false, 1150},
-                                         Case{1, 560, 20, 1, 1, 96, b16, false, false, 540},
-                                         Case{1, 1170, 20, 1, 1, 96, h16, false, false, 1150},
-                                         Case{1, 560, 20, 1, 1, 128, b16, false, false, 540},
-                                         Case{1, 560, 20, 1, 1, 128, h16, false, false, 540},
-                                         Case{1, 135, 135, 9, 3, 96, b16}));
+std::vector<Case> many_tiles() {
+    std::vector<Case> all = {{1, 135, 135, 9, 3, 96, b16}};
+    for (const int64_t D : {64, 80, 96, 128})
+        for (const DType t : {b16, h16}) {
+            const int64_t queries = t == h16 && (D == 80 || D == 96) ? 1170 : 560;
+            all.push_back({1, 20, 1170, 1, 1, D, t});
+            all.push_back({1, queries, 20, 1, 1, D, t, false, false, queries - 20});
+        }
+    return all;
+}
+INSTANTIATE_TEST_SUITE_P(ManyTiles, Attention, testing::ValuesIn(many_tiles()));
 
 // Tiles that lie in another document altogether are not computed: rows of NaN in them change nothing.
 TEST_P(Attention, HiddenTilesAreNotRead) {
@@ -397,33 +379,21 @@ TEST_P(Attention, HiddenTilesAreNotRead) {
     // Queries of the second document alone
     const auto op = [&](KernelRun& run) {
         c.Tq = 512;
-        AttentionShape s = shape_of(c);
-        place_documents(run, c, s);
+        AttentionForward a = c.forward(run);
+        a.shape = shape_of(c);
+        place_documents(run, c, a.shape);
         const auto poison = [&](int64_t seed) {
             Data d = normal(1024 * c.K * c.D, c.dtype, uint64_t(seed));
             for (int64_t i = poisoned * c.K * c.D; i < (512 - poisoned) * c.K * c.D; ++i) d.set(i, NAN);
             return run.input(d);
         };
-        const int64_t n = 512 * c.H * c.D;
-        const void *q = run.input(normal(n, c.dtype, 1)), *k = poison(2), *v = poison(3);
-        void* o = run.output("o", n, c.dtype);
-        float* lse = run.output<float>("lse", c.H * 512, DType::f32);
-        attention_forward(run.stream(), {.o = o, .lse = lse, .q = q, .k = k, .v = v, .shape = s});
-        attention_backward(run.stream(), {.dq = run.output("dq", n, c.dtype),
-                                          .dk = run.output("dk", 1024 * c.K * c.D, c.dtype),
-                                          .dv = run.output("dv", 1024 * c.K * c.D, c.dtype),
-                                          .d_o = run.input(normal(n, c.dtype, 4)),
-                                          .q = q,
-                                          .k = k,
-                                          .v = v,
-                                          .o = o,
-                                          .lse = lse,
-                                          .workspace = run.scratch(attention_backward_workspace(s)),
-                                          .shape = s});
+        a.k = poison(2), a.v = poison(3);
+        attention_forward(run.stream(), a);
+        attention_backward(run.stream(), c.backward(run, a));
     };
     for (const AttentionKernels fastest : {AttentionKernels::wgmma, AttentionKernels::mma}) {
         c.fastest = fastest;
-        for (const auto& [name, result] : run_on(Device{DeviceKind::cuda, 0}, op))
+        for (const auto& [name, result] : run_on(kGpu, op))
             for (const double x : result.values) ASSERT_FALSE(std::isnan(x)) << name;
     }
 }
@@ -448,7 +418,7 @@ KernelRun::Results attention_beside(const Beside& how, uint64_t& blocks) {
     RankContext context;
     return run_on(Device{DeviceKind::cuda, 0, &context}, [&](KernelRun& run) {
         const Case c{1, 200, 200, 4, 2, 64, DType::bf16};
-        uint32_t* next_tile = run.inout<uint32_t>("next tile", zeros(1, DType::f32));
+        uint32_t* next_tile = run.inout("next tile", zeros(1, DType::f32));
         context.beside = {how.reserved_sms, how.draws ? next_tile : nullptr};
         const AttentionForward f = c.forward(run);
         const AttentionBackward b = c.backward(run, f);
@@ -486,7 +456,7 @@ TEST(AttentionBesideCommunication, OneStreamDraws) {
     const auto op = [&](KernelRun& run) { attention_forward(run.stream(), c.forward(run)); };
     const Device device{DeviceKind::cuda, 0, &context};
     KernelRun first(device);
-    context.beside.next_tile = first.inout<uint32_t>("next tile", zeros(1, DType::f32));
+    context.beside.next_tile = first.inout("next tile", zeros(1, DType::f32));
     op(first);
     first.stream().synchronize();
     const Data in_use = raw(std::vector<uint32_t>{1});  // as if a kernel of the first stream had drawn one

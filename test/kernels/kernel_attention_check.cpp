@@ -8,6 +8,7 @@
 
 #include "kernels/attention/attention_check.h"
 #include "kernels/runtime/load.h"
+#include "test/checks.h"
 
 namespace rz {
 namespace {
@@ -27,35 +28,23 @@ std::string refusal(DType dtype, Spoil spoil) {
     const AttentionNumbers cpu = attention_numbers(Device{}, sample);
     AttentionNumbers found = cpu;
     spoil(found);
-    try {
-        require_attention(found, cpu, sample, "a card");
-    } catch (const Error& error) {
-        return error.what();
-    }
-    return "";
+    return error_of([&] { require_attention(found, cpu, sample, "a card"); });
 }
 
 TEST(AttentionCheck, WrongNumbersAreRefused) {
     EXPECT_EQ(refusal(DType::bf16, [](AttentionNumbers&) {}), "");
     EXPECT_EQ(refusal(DType::bf16, [](AttentionNumbers& n) { n.dv[3] += 0.01f; }), "");  // a rounding
-    EXPECT_NE(refusal(DType::f32, [](AttentionNumbers& n) { n.dv[3] += 0.01f; }).find("a card: dv differs"),
-              std::string::npos);
-    EXPECT_NE(refusal(DType::bf16, [](AttentionNumbers& n) { n.o[5] = NAN; }).find("o differs"), std::string::npos);
-    EXPECT_NE(refusal(DType::bf16, [](AttentionNumbers& n) { n.lse[5] += 1; }).find("log-sum-exp"), std::string::npos);
-    EXPECT_NE(refusal(DType::bf16, [](AttentionNumbers& n) { n.dq.assign(n.dq.size(), 0); }).find("dq"),
-              std::string::npos);
-    EXPECT_NE(refusal(DType::bf16, [](AttentionNumbers& n) { n.dk[0] = INFINITY; }).find("dk"), std::string::npos);
+    EXPECT_TRUE(says(refusal(DType::f32, [](AttentionNumbers& n) { n.dv[3] += 0.01f; }), "a card: dv differs"));
+    EXPECT_TRUE(says(refusal(DType::bf16, [](AttentionNumbers& n) { n.o[5] = NAN; }), "o differs"));
+    EXPECT_TRUE(says(refusal(DType::bf16, [](AttentionNumbers& n) { n.lse[5] += 1; }), "log-sum-exp"));
+    EXPECT_TRUE(says(refusal(DType::bf16, [](AttentionNumbers& n) { n.dq.assign(n.dq.size(), 0); }), "dq"));
+    EXPECT_TRUE(says(refusal(DType::bf16, [](AttentionNumbers& n) { n.dk[0] = INFINITY; }), "dk"));
 }
 
 #ifdef SIMT_EMU
 void expect_no_code(const char* words) {
     setenv("SIMT_NO_CODE", "1", 1);
-    try {
-        load_kernels(kGpu);
-        ADD_FAILURE() << "it was loaded";
-    } catch (const Error& error) {
-        EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
-    }
+    EXPECT_TRUE(says(error_of([] { load_kernels(kGpu); }), words));
     unsetenv("SIMT_NO_CODE");
 }
 TEST(AttentionCheck, ADeviceWithoutCodeIsRefused) { expect_no_code("has no code for it\n  build it with: make SM="); }

@@ -21,10 +21,10 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
     for (int64_t i = 0; i < rows; i += 5) part_lse.set(i, -INFINITY);  // parts, and sums so far, that see no key
     for (int64_t i = 1; i < rows; i += 7) lse.set(i, -INFINITY);
     const auto op = [&](KernelRun& run) {
-        attention_merge(run.stream(), {.o = run.inout<float>("o", o, ops::AttentionCase::kMerged),
-                                       .lse = run.inout<float>("lse", lse, ops::AttentionCase::kMergedLse),
+        attention_merge(run.stream(), {.o = run.inout("o", o, ops::AttentionCase::kMerged),
+                                       .lse = run.inout("lse", lse, ops::AttentionCase::kMergedLse),
                                        .part_o = run.input(part),
-                                       .part_lse = run.input<float>(part_lse),
+                                       .part_lse = run.input(part_lse),
                                        .B = c.B,
                                        .T = c.T,
                                        .H = c.H,
@@ -35,7 +35,7 @@ TEST_P(AttentionMergeTest, OutputsAreWeightedByTheirSumsOfExponentials) {
                                        .dtype = c.dtype});
     };
     const double bound = ops::AttentionCase::kMerged.absolute;
-    const auto cpu = run_on(Device{DeviceKind::cpu, 0}, op);
+    const auto cpu = run_on(kCpu, op);
     for (int64_t b = 0; b < c.B; ++b)
         for (int64_t t = 0; t < c.T; ++t)
             for (int64_t h = 0; h < c.H; ++h) {

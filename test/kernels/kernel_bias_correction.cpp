@@ -11,15 +11,14 @@ TEST(BiasCorrection, CountsAndCorrectsAlike) {
         for (const float scale : {1.0f, 0.0f, float(NAN), float(INFINITY), -float(INFINITY)}) {
             const auto op = [&](KernelRun& run) {
                 BiasCorrection a;
-                a.updates = reinterpret_cast<int64_t*>(run.inout<char>("updates", raw(std::vector<int64_t>{before})));
+                a.updates = run.inout("updates", raw(std::vector<int64_t>{before}));
                 a.correction = run.inout_f64("correction", {7, 8});
-                a.grad_scale = run.input<float>(std::vector<float>{scale});
+                a.grad_scale = run.values<float>({scale});
                 a.beta1 = 0.9, a.beta2 = 0.999;
                 bias_correction(run.stream(), a);
             };
-            const auto cpu = run_on(Device{DeviceKind::cpu, 0}, op);
-            int64_t updates = 0;
-            memcpy(&updates, cpu.at("updates").bytes.data(), 8);
+            const auto cpu = run_on(kCpu, op);
+            const int64_t updates = cpu.at("updates").as<int64_t>()[0];
             const std::vector<double>& c = cpu.at("correction").values;
             if (!std::isfinite(scale)) {
                 EXPECT_EQ(updates, before);
@@ -30,7 +29,7 @@ TEST(BiasCorrection, CountsAndCorrectsAlike) {
                 EXPECT_NEAR(c[0] * (1 - std::pow(0.9, double(updates))), 1, 1e-12);
                 EXPECT_NEAR(c[1] * std::sqrt(1 - std::pow(0.999, double(updates))), 1, 1e-12);
             }
-            compare_on_devices(op, {});
+            compare_on_devices(op);
         }
 }
 

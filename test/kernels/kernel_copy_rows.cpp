@@ -24,7 +24,7 @@ void check(const Case& c) {
                                  .out_dtype = c.out_dtype,
                                  .dtype = c.dtype});
     };
-    const auto cpu = run_on(Device{DeviceKind::cpu, 0}, op).at("out").values;
+    const auto cpu = run_on(kCpu, op).at("out").values;
     for (int64_t i = 0; i < c.rows; ++i)
         for (int64_t j = 0; j < c.out_stride; ++j) {
             Data one = zeros(1, c.out_dtype);

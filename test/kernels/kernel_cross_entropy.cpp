@@ -67,9 +67,7 @@ TEST(CrossEntropyLimits, AnInfiniteLossHasNoFiniteGradient) {
         a.logits = run.inout("logits", logits);
         cross_entropy(run.stream(), a);
     };
-    std::vector<Device> devices{{DeviceKind::cpu, 0}};
-    if (cuda_device_count() > 0) devices.push_back({DeviceKind::cuda, 0});
-    for (const Device& device : devices) {
+    for (const Device& device : both_devices()) {
         const auto out = run_on(device, op);
         EXPECT_EQ(out.at("loss").values[0], INFINITY) << device.name();
         EXPECT_TRUE(std::isnan(out.at("logits").values[3])) << device.name();
@@ -85,20 +83,18 @@ TEST(CrossEntropyLimits, NaNReachesTheLoss) {
     logits.set(69, NAN);
     const auto op = [&](KernelRun& run) {
         CrossEntropy a = c.loss(run, /*gradient=*/false);
-        a.loss = run.inout<float>("loss", zeros(1, DType::f32));
+        a.loss = run.inout("loss", zeros(1, DType::f32));
         a.logits = run.inout("logits", logits);
         cross_entropy(run.stream(), a);
     };
     if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
-    EXPECT_TRUE(std::isnan(run_on(Device{DeviceKind::cuda, 0}, op).at("loss").values[0]));
+    EXPECT_TRUE(std::isnan(run_on(kGpu, op).at("loss").values[0]));
 }
 
 TEST(CrossEntropySum, AddsToWhatIsThere) {
     for (const int64_t n : {1, 255, 257, 5000}) {
-        const Data x = normal(n, DType::f32, 5, 1, 3);
         const auto op = [&](KernelRun& run) {
-            SumF32 a{run.inout_f64("out", {2.5}), run.input<float>(x), n};
-            sum_f32(run.stream(), a);
+            sum_f32(run.stream(), {run.inout_f64("out", {2.5}), run.in(n, DType::f32, 5, 1, 3), n});
         };
         compare_on_devices(op, {{"out", {std::ldexp(double(n), -53) * 4, 0}}});  // n additions in double
     }

@@ -18,11 +18,9 @@ class SumSquaresTest : public testing::TestWithParam<Case> {};
 // fp32 within a run of a few squares, double across: below 2^-20 of the sum on either side.
 TEST_P(SumSquaresTest, EachBlocksSumMatchesCpu) {
     const Case c = GetParam();
-    const Data x = normal(c.n, c.dtype, 1);
     const auto op = [&](KernelRun& run) {
-        SumSquares a{
-            run.output_f64("partial", ceil_div(c.at + c.n, c.block)), run.input(x), c.n, c.block, c.dtype, c.at};
-        sum_squares(run.stream(), a);
+        sum_squares(run.stream(), {run.out_f64("partial", ceil_div(c.at + c.n, c.block)), run.in(c.n, c.dtype, 1), c.n,
+                                   c.block, c.dtype, c.at});
     };
     compare_on_devices(op, {{"partial", {std::ldexp(1.0, -20), 0}}});
 }
@@ -49,10 +47,10 @@ TEST_P(ClipScaleTest, NormAndScaleMatchCpu) {
     for (const bool ordered : {false, true}) {
         const auto op = [&](KernelRun& run) {
             ClipScale a;
-            a.norm = run.output<float>("norm", 1, DType::f32);
-            a.scale = run.output<float>("scale", 1, DType::f32);
-            a.partial = run.input<double>(partial);
-            a.order = ordered ? run.input<int32_t>(order) : nullptr;
+            a.norm = run.out("norm", 1, DType::f32);
+            a.scale = run.out("scale", 1, DType::f32);
+            a.partial = run.values(partial);
+            if (ordered) a.order = run.values(order);
             a.count = count, a.average = 0.25f, a.max_norm = max_norm;
             clip_scale(run.stream(), a);
         };
@@ -68,14 +66,14 @@ TEST(ClipScaleLimits, BadNormGivesNaN) {
     for (const double bad : {double(NAN), double(INFINITY)}) {
         const auto op = [&](KernelRun& run) {
             ClipScale a;
-            a.norm = run.inout<float>("norm", zeros(1, DType::f32));
-            a.scale = run.inout<float>("scale", zeros(1, DType::f32));
-            a.partial = run.input<double>(std::vector<double>{1, bad, 2});
+            a.norm = run.inout("norm", zeros(1, DType::f32));
+            a.scale = run.inout("scale", zeros(1, DType::f32));
+            a.partial = run.values<double>({1, bad, 2});
             a.count = 3, a.average = 1, a.max_norm = 1;
             clip_scale(run.stream(), a);
         };
         if (cuda_device_count() == 0) GTEST_SKIP() << "no CUDA device";
-        const auto results = run_on(Device{DeviceKind::cuda, 0}, op);
+        const auto results = run_on(kGpu, op);
         EXPECT_TRUE(std::isnan(results.at("scale").values[0]));
         EXPECT_FALSE(std::isfinite(results.at("norm").values[0]));
     }

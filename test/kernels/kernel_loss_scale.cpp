@@ -11,16 +11,14 @@ TEST(LossScaleUpdate, SameStateOnBothDevices) {
     for (const LossScaleState& before :
          {LossScaleState{65536, 1.0f / 65536, 0, 2}, LossScaleState{65536, 1.0f / 65536, 6, 1},
           LossScaleState{1, 1, 3, 1}, LossScaleState{0x1p32f, 0x1p-32f, 6, 2}})
-        for (const float grad_scale : {1.0f, 0.0f, float(NAN), float(INFINITY), -float(INFINITY)}) {
-            const auto op = [&](KernelRun& run) {
+        for (const float grad_scale : {1.0f, 0.0f, float(NAN), float(INFINITY), -float(INFINITY)})
+            compare_on_devices([&](KernelRun& run) {
                 LossScaleUpdate a;
-                a.state = reinterpret_cast<LossScaleState*>(run.inout<char>("state", raw(std::vector{before})));
-                a.grad_scale = run.input<float>(std::vector<float>{grad_scale});
+                a.state = run.inout("state", raw(std::vector{before}));
+                a.grad_scale = run.values<float>({grad_scale});
                 a.window = 7, a.hysteresis = 2, a.least = 1, a.most = 0x1p32f;
                 loss_scale_update(run.stream(), a);
-            };
-            compare_on_devices(op, {});
-        }
+            });
 }
 
 // A power of two commutes with every rounding, so scaled gradients are the unscaled ones' bits, scaled.
@@ -30,12 +28,11 @@ TEST(LossScale, ScalesTheGradientOfTheLossExactly) {
     const auto run_with = [&](Device device, bool scaled) {
         return run_on(device, [&](KernelRun& run) {
             CrossEntropy a = c.loss(run, /*gradient=*/true);
-            a.loss_scale = scaled ? run.input<float>(std::vector<float>{4096}) : nullptr;
+            if (scaled) a.loss_scale = run.values<float>({4096});
             cross_entropy(run.stream(), a);
         });
     };
-    const bool cuda = cuda_device_count() > 0;
-    for (const Device device : {Device{DeviceKind::cpu, 0}, Device{cuda ? DeviceKind::cuda : DeviceKind::cpu, 0}}) {
+    for (const Device& device : both_devices()) {
         const auto plain = run_with(device, false), scaled = run_with(device, true);
         EXPECT_EQ(plain.at("loss").bytes, scaled.at("loss").bytes);
         for (size_t i = 0; i < size_t(N * V); ++i)
@@ -49,16 +46,15 @@ TEST(LossScale, NormIsUnscaledBeforeItIsClipped) {
         const auto clip = [&](Device device, double scale) {
             return run_on(device, [&](KernelRun& run) {
                 ClipScale a;
-                a.norm = run.output<float>("norm", 1, DType::f32);
-                a.scale = run.output<float>("scale", 1, DType::f32);
-                a.partial = run.input<double>(std::vector<double>{0.3 * scale * scale, 1.7 * scale * scale});
+                a.norm = run.out("norm", 1, DType::f32);
+                a.scale = run.out("scale", 1, DType::f32);
+                a.partial = run.values<double>({0.3 * scale * scale, 1.7 * scale * scale});
                 a.count = 2, a.average = 1, a.max_norm = max_norm;
-                a.unscale = run.input<float>(std::vector<float>{float(1 / scale)});
+                a.unscale = run.values<float>({float(1 / scale)});
                 clip_scale(run.stream(), a);
             });
         };
-        const bool cuda = cuda_device_count() > 0;
-        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{cuda ? DeviceKind::cuda : DeviceKind::cpu, 0}}) {
+        for (const Device& device : both_devices()) {
             const auto plain = clip(device, 1), scaled = clip(device, 65536);
             EXPECT_EQ(plain.at("norm").bytes, scaled.at("norm").bytes);
             EXPECT_EQ(plain.at("scale").values[0], 65536 * scaled.at("scale").values[0]);

@@ -7,14 +7,13 @@ namespace {
 constexpr float kBefore = 1e-3f;  // what stands in the slot already: less than what comes
 
 uint32_t* slot(KernelRun& run, const char* name, float before = kBefore) {
-    return static_cast<uint32_t*>(run.inout(name, raw(std::vector<float>{before})));
+    return run.inout(name, raw(std::vector<float>{before}));
 }
 
 // On each device: what it says of what it stored. Results of two devices may differ in a last bit, so magnitudes may.
 void expect_largest(const Op& op, const std::vector<std::pair<std::string, std::string>>& pairs,
                     float before = kBefore) {
-    for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
-        if (device.is_cuda() && cuda_device_count() == 0) continue;
+    for (const Device& device : both_devices()) {
         const auto got = run_on(device, op);
         for (const auto& [name, of] : pairs) {
             double most = double(before);
@@ -22,6 +21,18 @@ void expect_largest(const Op& op, const std::vector<std::pair<std::string, std::
             EXPECT_EQ(got.at(name).values[0], most) << of << " on " << device.name();
         }
     }
+}
+
+// The same for an op of these arguments and its output `of`
+template <class Args, class Make>
+void expect_amax(void (*op)(Stream&, const Args&), const char* of, const Make& make) {
+    expect_largest(
+        [&](KernelRun& run) {
+            Args a = make(run);
+            a.amax = slot(run, "amax");
+            op(run.stream(), a);
+        },
+        {{"amax", of}});
 }
 
 struct Shape {
@@ -35,38 +46,20 @@ TEST_P(Magnitude, OfANorm) {
     const auto [N, C, t] = GetParam();
     for (const bool with_residual : {false, true}) {
         const ops::NormCase c{N, C, t, t, with_residual, /*in_place=*/true};
-        expect_largest(
-            [&](KernelRun& run) {
-                RmsnormForward a = c.forward(run);
-                a.amax = slot(run, "amax");
-                rmsnorm_forward(run.stream(), a);
-            },
-            {{"amax", "y"}});
+        expect_amax(rmsnorm_forward, "y", [&](KernelRun& run) { return c.forward(run); });
     }
 }
 
 TEST_P(Magnitude, OfANormsGradient) {
     const auto [N, C, t] = GetParam();
     const ops::NormCase c{N, C, t, t, /*residual=*/true, /*in_place=*/true};
-    expect_largest(
-        [&](KernelRun& run) {
-            RmsnormBackward a = c.backward(run);
-            a.amax = slot(run, "amax");
-            rmsnorm_backward(run.stream(), a);
-        },
-        {{"amax", "dx"}});
+    expect_amax(rmsnorm_backward, "dx", [&](KernelRun& run) { return c.backward(run); });
 }
 
 TEST_P(Magnitude, OfSwigluAndItsGradient) {
     const auto [N, F, t] = GetParam();
     const ops::SwigluCase c{N, F, t};
-    expect_largest(
-        [&](KernelRun& run) {
-            SwigluForward a = c.forward(run);
-            a.amax = slot(run, "amax");
-            swiglu_forward(run.stream(), a);
-        },
-        {{"amax", "h"}});
+    expect_amax(swiglu_forward, "h", [&](KernelRun& run) { return c.forward(run); });
     expect_largest(
         [&](KernelRun& run) {
             SwigluBackward a = c.backward(run, /*writes_h=*/true, /*in_place=*/true);
@@ -88,13 +81,7 @@ TEST(Magnitude, OfRotatedRows) {
         for (const auto& [N, heads, others, D] :
              {std::array<int64_t, 4>{70, 9, 3, 64}, {3, 1, 9, 64}, {1, 12, 0, 128}, {5, 3, 5, 6}}) {
             const ops::RopeCase c{N, N, heads, D, others * D, t};
-            expect_largest(
-                [&](KernelRun& run) {
-                    Rope a = c.args(run, /*inverse=*/true);
-                    a.amax = slot(run, "amax");
-                    rope(run.stream(), a);
-                },
-                {{"amax", "x"}});
+            expect_amax(rope, "x", [&](KernelRun& run) { return c.args(run, /*inverse=*/true); });
         }
 }
 
@@ -104,13 +91,7 @@ TEST(Magnitude, OfNormedRows) {
         for (const bool together : {false, true})
             for (const auto& [heads, others, D] : {std::array<int64_t, 3>{4, 2, 64}, {2, 9, 64}, {3, 3, 6}}) {
                 const ops::QkNormCase c{19, 19, heads, heads, D, others * D, t, t, false, false, together};
-                expect_largest(
-                    [&](KernelRun& run) {
-                        QkNormBackward a = c.backward(run);
-                        a.amax = slot(run, "amax");
-                        qk_norm_backward(run.stream(), a);
-                    },
-                    {{"amax", "dx"}});
+                expect_amax(qk_norm_backward, "dx", [&](KernelRun& run) { return c.backward(run); });
             }
 }
 
@@ -121,14 +102,11 @@ TEST(Magnitude, OfAnAttentionsOutput) {
             for (const int64_t D : {64, 80, 96, 128, 200}) {
                 const int64_t B = D == 64 ? 2 : 1;
                 const ops::AttentionCase c{B, 37, 37, 2 * B, B, D, t};
-                expect_largest(
-                    [&](KernelRun& run) {
-                        AttentionForward a = c.forward(run);
-                        a.shape.fastest = kernels;
-                        a.amax = slot(run, "amax");
-                        attention_forward(run.stream(), a);
-                    },
-                    {{"amax", "o"}});
+                expect_amax(attention_forward, "o", [&](KernelRun& run) {
+                    AttentionForward a = c.forward(run);
+                    a.shape.fastest = kernels;
+                    return a;
+                });
             }
 }
 
@@ -139,7 +117,7 @@ TEST(Magnitude, JoinsWhatIsThereAndSeesNaN) {
             Data gate_up = normal(2 * 64 * 40, DType::bf16, 1);
             if (bad != 0) gate_up.set(2 * 40 + 5, bad);
             SwigluForward a;
-            a.h = run.output("h", 64 * 40, DType::bf16);
+            a.h = run.out("h", 64 * 40, DType::bf16);
             a.gate_up = run.input(gate_up);
             a.N = 64, a.F = 40, a.dtype = DType::bf16;
             a.amax = slot(run, "amax", before);
@@ -147,8 +125,7 @@ TEST(Magnitude, JoinsWhatIsThereAndSeesNaN) {
         };
     };
     expect_largest(op(1e6f, 0), {{"amax", "h"}}, 1e6f);
-    for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
-        if (device.is_cuda() && cuda_device_count() == 0) continue;
+    for (const Device& device : both_devices()) {
         EXPECT_TRUE(std::isnan(run_on(device, op(0, NAN)).at("amax").values[0])) << device.name();
         EXPECT_EQ(run_on(device, op(0, INFINITY)).at("amax").values[0], double(INFINITY)) << device.name();
     }

@@ -2,14 +2,9 @@
 // tokens) and few rows: dev/gpu/kernel_counts.py --gate counts what the kernels then ask of the memory. The ops' own
 // tests compare them to the rounding; here numbers may be off by a hundredth.
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-
 #include "kernels/adamw.h"
 #include "kernels/argmax.h"
 #include "kernels/attention/attention_kept.h"
-#include "kernels/bit_sum.h"
 #include "kernels/copy_rows.h"
 #include "kernels/elementwise.h"
 #include "kernels/global_norm.h"
@@ -52,7 +47,7 @@ void embedding(KernelRun& run, const Width& w) {
     embedding_backward(run.stream(), c.backward(run));
 }
 void whole_vocabulary(KernelRun& run, const Width&) {
-    argmax(run.stream(), {.best = run.output<int32_t>("best", 2, DType::f32),
+    argmax(run.stream(), {.best = run.out("best", 2, DType::f32),
                           .logits = run.in(2 * kVocab, kType, 1),
                           .N = 2,
                           .V = kVocab,
@@ -71,15 +66,15 @@ void parts_of_the_vocabulary(KernelRun& run, const Width&) {  // of eight
 }
 void update(KernelRun& run, const Width& w) {
     const int64_t n = 8 * w.C;
-    adamw(run.stream(), {.param = run.inout("param", normal(n, kType, 1)),
-                         .master = run.inout("master", normal(n, DType::f32, 1)),
-                         .m = run.inout("m", normal(n, DType::f32, 2)),
-                         .v = run.inout("v", normal(n, DType::f32, 3, 0.1f, 1)),
-                         .grad = run.input(normal(n, DType::f32, 4)),
-                         .grad_scale = run.input<float>(std::vector<float>{1}),
+    adamw(run.stream(), {.param = run.inout("param", n, kType, 1),
+                         .master = run.inout("master", n, DType::f32, 1),
+                         .m = run.inout("m", n, DType::f32, 2),
+                         .v = run.inout("v", n, DType::f32, 3, 0.1f, 1),
+                         .grad = run.in(n, DType::f32, 4),
+                         .grad_scale = run.values<float>({1}),
                          .n = n,
-                         .segment_end = run.input<int64_t>(std::vector<int64_t>{n}),
-                         .decays = run.input<uint8_t>(std::vector<uint8_t>{1}),
+                         .segment_end = run.values<int64_t>({n}),
+                         .decays = run.values<uint8_t>({1}),
                          .segments = 1,
                          .lr = 1e-3f,
                          .beta1 = 0.9f,
@@ -89,15 +84,15 @@ void update(KernelRun& run, const Width& w) {
                          .step = 3,
                          .param_dtype = kType,
                          .grad_dtype = DType::f32});
-    sum_squares(run.stream(), {.partial = run.output_f64("partial", ceil_div(n, 4096)),
-                               .x = run.input(normal(n, kType, 5)),
+    sum_squares(run.stream(), {.partial = run.out_f64("partial", ceil_div(n, 4096)),
+                               .x = run.in(n, kType, 5),
                                .n = n,
                                .block = 4096,
                                .dtype = kType});
     segment_squares(run.stream(), {.sums = run.inout_f64("sums", {0, 1}),
-                                   .x = run.input(normal(n, kType, 6)),
-                                   .minus = run.input(normal(n, kType, 7)),
-                                   .bounds = run.input<int64_t>(std::vector<int64_t>{0, n / 2, n}),
+                                   .x = run.in(n, kType, 6),
+                                   .minus = run.in(n, kType, 7),
+                                   .bounds = run.values<int64_t>({0, n / 2, n}),
                                    .segments = 2,
                                    .first = 0,
                                    .n = n,
@@ -106,35 +101,34 @@ void update(KernelRun& run, const Width& w) {
 void move(KernelRun& run, const Width& w) {
     const int64_t n = 8 * w.C;
     Stream& s = run.stream();
-    cast(s, {.out = run.output("cast", n, kType),
-             .x = run.input(normal(n, DType::f32, 1)),
+    cast(s, {.out = run.out("cast", n, kType),
+             .x = run.in(n, DType::f32, 1),
              .n = n,
              .out_dtype = kType,
              .dtype = DType::f32});
-    reduce_add(s, {.out = run.output("added", n, DType::f32),
-                   .a = run.input(normal(n, kType, 2)),
-                   .b = run.input(normal(n, DType::f32, 3)),
+    reduce_add(s, {.out = run.out("added", n, DType::f32),
+                   .a = run.in(n, kType, 2),
+                   .b = run.in(n, DType::f32, 3),
                    .n = n,
                    .out_dtype = DType::f32,
                    .a_dtype = kType,
                    .b_dtype = DType::f32});
-    sum_rows(s, {.out = run.output("rows", n / 4, DType::f32),
-                 .x = run.input(normal(n, kType, 4)),
+    sum_rows(s, {.out = run.out("rows", n / 4, DType::f32),
+                 .x = run.in(n, kType, 4),
                  .rows = 4,
                  .n = n / 4,
                  .stride = n / 4,
                  .out_dtype = DType::f32,
                  .dtype = kType});
-    copy_rows(s, {.out = run.output("copied", n, kType),
-                  .x = run.input(normal(2 * n, kType, 5)),
+    copy_rows(s, {.out = run.out("copied", n, kType),
+                  .x = run.in(2 * n, kType, 5),
                   .rows = 8,
                   .columns = w.C,
                   .out_stride = w.C,
                   .stride = 2 * w.C,
                   .out_dtype = kType,
                   .dtype = kType});
-    random_normal(s,
-                  {.x = run.output("drawn", n, kType), .n = n, .seed = 1, .stream = 2, .std = 0.02f, .dtype = kType});
+    random_normal(s, {.x = run.out("drawn", n, kType), .n = n, .seed = 1, .stream = 2, .std = 0.02f, .dtype = kType});
 }
 void attention(KernelRun& run, const Width& w) {
     const ops::AttentionCase c{1, 256, 256, 4, 1, w.D, kType};
@@ -148,7 +142,7 @@ void attention(KernelRun& run, const Width& w) {
 }
 void codes(KernelRun& run, const Width& w) {
     const ops::QuantiseCase plain{128, w.C, kType}, both{128, w.C, kType, true, true};
-    auto* scale = static_cast<Fp8Scale*>(run.inout<void>("scale", zeros(4, DType::f32)));
+    Fp8Scale* scale = run.inout("scale", zeros(4, DType::f32));
     const Quantise first = plain.whole(run, scale, Fp8::e4m3, "y1");
     abs_max(run.stream(), {.scale = scale, .x = first.x, .n = plain.size(), .dtype = kType});
     quantise(run.stream(), first);

@@ -9,7 +9,7 @@ namespace {
 using Case = ops::QuantiseCase;
 
 Fp8Scale* scale_slot(KernelRun& run, uint32_t amax) {
-    return reinterpret_cast<Fp8Scale*>(run.inout<char>("scale", raw(std::vector<Fp8Scale>{Fp8Scale{0, amax, {0, 0}}})));
+    return run.inout("scale", raw(std::vector<Fp8Scale>{{0, amax, {0, 0}}}));
 }
 
 class QuantiseTest : public testing::TestWithParam<Case> {};
@@ -42,8 +42,8 @@ TEST(AbsMax, TailsAndEarlierMagnitudesCount) {
             const auto op = [&](KernelRun& run) {
                 abs_max(run.stream(), {scale_slot(run, std::bit_cast<uint32_t>(before)), run.input(x), n, DType::bf16});
             };
-            compare_on_devices(op, {});
-            const auto got = run_on(Device{DeviceKind::cpu, 0}, op).at("scale");
+            compare_on_devices(op);
+            const auto got = run_on(kCpu, op).at("scale");
             EXPECT_EQ(got.values[1], std::max(7.0f, before));
         }
 }
@@ -56,8 +56,8 @@ TEST(AbsMax, MoreThanTheGridTakesAtATime) {
         Data x = zeros(n, t);
         x.set(7, 2), x.set(n - 5, -3);  // in the second round
         const auto op = [&](KernelRun& run) { abs_max(run.stream(), {scale_slot(run, 0), run.input(x), n, t}); };
-        compare_on_devices(op, {});
-        EXPECT_EQ(run_on(Device{DeviceKind::cpu, 0}, op).at("scale").values[1], 3) << name_of(t);
+        compare_on_devices(op);
+        EXPECT_EQ(run_on(kCpu, op).at("scale").values[1], 3) << name_of(t);
     }
 }
 
@@ -69,10 +69,8 @@ TEST(AbsMax, NaNAndInfinityAreAboveAllNumbers) {
         const auto op = [&](KernelRun& run) {
             abs_max(run.stream(), {scale_slot(run, 0), run.input(x), 1000, DType::bf16});
         };
-        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
-            if (device.is_cuda() && cuda_device_count() == 0) continue;
+        for (const Device& device : both_devices())
             EXPECT_FALSE(std::isfinite(run_on(device, op).at("scale").values[1]));
-        }
     }
 }
 
@@ -83,13 +81,11 @@ TEST(Transpose8, MovesBytesAndTwiceIsTheIdentity) {
         for (uint8_t& b : bytes) b = uint8_t(random());
         const auto op = [&, rows = rows, columns = columns](KernelRun& run) {
             const int64_t words = rows * columns / 4;
-            uint8_t* once = reinterpret_cast<uint8_t*>(run.output<float>("once", words, DType::f32));
-            uint8_t* twice = reinterpret_cast<uint8_t*>(run.output<float>("twice", words, DType::f32));
-            transpose8(run.stream(), {once, run.input<uint8_t>(bytes), rows, columns});
-            transpose8(run.stream(), {twice, once, columns, rows});
+            uint8_t* once = run.out("once", words, DType::f32);
+            transpose8(run.stream(), {once, run.values(bytes), rows, columns});
+            transpose8(run.stream(), {run.out("twice", words, DType::f32), once, columns, rows});
         };
-        for (const Device device : {Device{DeviceKind::cpu, 0}, Device{DeviceKind::cuda, 0}}) {
-            if (device.is_cuda() && cuda_device_count() == 0) continue;
+        for (const Device& device : both_devices()) {
             const auto got = run_on(device, op);
             EXPECT_EQ(got.at("twice").bytes, bytes);
             for (int64_t r = 0; r < rows; ++r)
@@ -109,13 +105,13 @@ TEST(FoldScales, TheLargestOfTheRanksWinsAndNaNIsLargest) {
     parts[7] = {0, 0x7fc00000u, {0, 0}};
     const auto op = [&](KernelRun& run) {
         FoldScales a;
-        a.scales = reinterpret_cast<Fp8Scale*>(run.output<float>("scales", 4 * kMatrices, DType::f32));
-        a.parts = run.input<Fp8Scale>(parts);
+        a.scales = run.out("scales", 4 * kMatrices, DType::f32);
+        a.parts = run.values(parts);
         a.ranks = kRanks, a.n = kMatrices, a.type = Fp8::e4m3;
         fold_scales(run.stream(), a);
     };
     compare_bytes_on_devices(op);
-    const auto got = run_on(Device{DeviceKind::cpu, 0}, op);
+    const auto got = run_on(kCpu, op);
     const std::vector<double>& scales = got.at("scales").values;
     EXPECT_TRUE(std::isnan(scales[4 * 7]));
     for (size_t i = 8; i < size_t(kMatrices); ++i) {

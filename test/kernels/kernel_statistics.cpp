@@ -23,14 +23,14 @@ TEST_P(SegmentSquaresTest, EachSegmentsSumMatchesCpuAndDouble) {
         a.sums = run.inout_f64("sums", std::vector<double>(size_t(segments), 0.5));
         a.x = run.input(x);
         if (subtracts) a.minus = run.input(minus);
-        a.bounds = run.input<int64_t>(kBounds);
+        a.bounds = run.values(kBounds);
         a.segments = segments;
         a.first = kFirst, a.n = kN;
         a.dtype = dtype;
         segment_squares(run.stream(), a);
     };
     const double tolerance = 2300 * std::ldexp(1.0, -53);
-    const auto on_cpu = run_on(Device{}, op);
+    const auto on_cpu = run_on(kCpu, op);
     for (size_t s = 0; s < size_t(segments); ++s) {
         double want = 0.5;
         for (int64_t i = std::max(kBounds[s], kFirst); i < std::min(kBounds[s + 1], kFirst + kN); ++i) {
@@ -57,9 +57,9 @@ TEST(BlockStatistics, MeanSquaresAndTheLargestLogitMatchCpuAndDouble) {
         const auto op = [&](KernelRun& run) {
             BlockStatistics a;
             a.squares = run.inout_f64("squares", {2});
-            a.largest = run.inout<float>("largest", raw(std::vector<float>{-3}));
-            a.rstd = run.input<float>(rstd);
-            a.lse = run.input<float>(lse);
+            a.largest = run.inout("largest", raw(std::vector<float>{-3}));
+            a.rstd = run.input(rstd);
+            a.lse = run.input(lse);
             a.rows = rows, a.count = 2 * rows;
             a.eps = kEps, a.sharpness = kSharpness;
             block_statistics(run.stream(), a);
@@ -68,7 +68,7 @@ TEST(BlockStatistics, MeanSquaresAndTheLargestLogitMatchCpuAndDouble) {
         for (int64_t r = 0; r < rows; ++r) squares += 1 / (rstd.at(r) * rstd.at(r)) - double(kEps);
         for (int64_t i = 0; i < 2 * rows; ++i) largest = std::max(largest, lse.at(i) / double(kSharpness));
         const double tolerance = 9001 * std::ldexp(1.0, -52);
-        const auto on_cpu = run_on(Device{}, op);
+        const auto on_cpu = run_on(kCpu, op);
         EXPECT_NEAR(on_cpu.at("squares").values[0], squares, tolerance * squares);
         EXPECT_FLOAT_EQ(float(on_cpu.at("largest").values[0]), float(largest));
         compare_on_devices(op, {{"squares", {tolerance, 0}}, {"largest", {ulp(DType::f32), 0}}});

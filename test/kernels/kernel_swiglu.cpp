@@ -23,15 +23,13 @@ TEST_P(Swiglu, BackwardMatchesCpu) {
 // Far out the exponential overflows or vanishes; the result must be 0 or the gate itself, never NaN.
 TEST(SwigluLimits, LargeGatesMatchCpu) {
     for (const DType t : {DType::f32, DType::bf16}) {
-        Data gate_up = zeros(16, t);
+        Data gate_up = zeros(16, t), ones = zeros(8, t);
         const float gates[8] = {-1e4f, -200, -100, -30, 30, 100, 200, 1e4f};
-        for (int i = 0; i < 8; ++i) gate_up.set(i, gates[i]), gate_up.set(8 + i, 1);
-        Data ones = zeros(8, t);
-        for (int i = 0; i < 8; ++i) ones.set(i, 1);
+        for (int i = 0; i < 8; ++i) gate_up.set(i, gates[i]), gate_up.set(8 + i, 1), ones.set(i, 1);
         const auto op = [&](KernelRun& run) {
             SwigluBackward a;
-            a.dgate_up = run.output("dgate_up", 16, t);
-            a.h = run.output("h", 8, t);
+            a.dgate_up = run.out("dgate_up", 16, t);
+            a.h = run.out("h", 8, t);
             a.gate_up = run.input(gate_up);
             a.dh = run.input(ones);
             a.N = 1, a.F = 8, a.dtype = t;

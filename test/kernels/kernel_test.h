@@ -6,7 +6,7 @@
 //
 //   compare_on_devices([&](KernelRun& run) { rmsnorm_forward(run.stream(), c.forward(run)); });
 //
-//   argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32), .logits = run.input(logits), ...});
+//   argmax(run.stream(), {.best = run.out("best", N, DType::f32), .logits = run.input(logits), ...});
 //
 // Outputs start as NaN and are followed by guard bytes. The CUDA run is done twice, in the emulator under another
 // schedule, and must give the same bits.
@@ -27,6 +27,7 @@
 #include "dev/bench/ops.h"
 #include "kernels/runtime/device.h"
 #include "kernels/runtime/memory.h"
+#include "test/kernels/cpu_device.h"
 #ifdef SIMT_EMU
 #include "test/simt/control.h"
 #endif
@@ -97,34 +98,29 @@ class KernelRun : public ops::Tensors {
         return {place(nothing(bytes), "(scratch)", kGuardBytes, DType::f32)};
     }
 
-    template <class T = void>
-    const T* input(const Data& data) {
-        return static_cast<const T*>(place(data.bytes, {}, 0, DType::f32));
+    // The test's own numbers
+    ops::Placed input(const Data& data) { return {place(data.bytes, {}, 0, DType::f32)}; }
+    ops::Placed inout(const std::string& name, const Data& data, Tolerance close = kExact) {
+        return {place(data.bytes, name, kGuardBytes, data.dtype, close)};
     }
-    template <class T>
-    const T* input(const std::vector<T>& values) {
-        return input<T>(raw(values));
+    ops::Placed out_f64(const std::string& name, int64_t n) {
+        return {place(nothing(n * 8), name, kGuardBytes, DType::f32, kExact, true)};
     }
-    // Written by the op, read back and compared under `name`. NaN at first (and so on every element it leaves out).
-    template <class T = void>
-    T* output(const std::string& name, int64_t n, DType dtype) {
-        return static_cast<T*>(place(nothing(n * size_of(dtype)), name, kGuardBytes, dtype));
-    }
-    double* output_f64(const std::string& name, int64_t n) {
-        return static_cast<double*>(place(nothing(n * 8), name, kGuardBytes, DType::f32, kExact, true));
-    }
-    template <class T = void>
-    T* inout(const std::string& name, const Data& data, Tolerance close = kExact) {
-        return static_cast<T*>(place(data.bytes, name, kGuardBytes, data.dtype, close));
-    }
-    double* inout_f64(const std::string& name, const std::vector<double>& values) {
-        return static_cast<double*>(place(raw(values).bytes, name, kGuardBytes, DType::f32, kExact, true));
+    ops::Placed inout_f64(const std::string& name, const std::vector<double>& values) {
+        return {place(raw(values).bytes, name, kGuardBytes, DType::f32, kExact, true)};
     }
 
     struct Result {
         std::vector<unsigned char> bytes;
         std::vector<double> values;
         Tolerance close;
+
+        template <class T>
+        std::vector<T> as() const {
+            std::vector<T> all(bytes.size() / sizeof(T));
+            memcpy(all.data(), bytes.data(), bytes.size());
+            return all;
+        }
     };
     using Results = std::map<std::string, Result>;
 
@@ -178,12 +174,8 @@ class KernelRun : public ops::Tensors {
     }
 
     static std::vector<double> values_of(const Slot& slot, const std::vector<unsigned char>& bytes) {
+        if (slot.f64) return Result{bytes, {}, {}}.as<double>();
         std::vector<double> values;
-        if (slot.f64) {
-            values.resize(bytes.size() / sizeof(double));
-            memcpy(values.data(), bytes.data(), bytes.size());
-            return values;
-        }
         const Data data{slot.dtype, bytes};
         for (int64_t i = 0; i < data.size(); ++i) values.push_back(data.at(i));
         return values;
@@ -193,6 +185,13 @@ class KernelRun : public ops::Tensors {
     Stream stream_;
     std::list<Slot> slots_;
 };
+
+inline const Device kGpu{DeviceKind::cuda, 0};
+
+// The CPU, and the CUDA device where there is one
+inline std::vector<Device> both_devices() {
+    return cuda_device_count() > 0 ? std::vector<Device>{kCpu, kGpu} : std::vector<Device>{kCpu};
+}
 
 using Op = std::function<void(KernelRun&)>;
 
@@ -231,7 +230,7 @@ inline void compare_on_devices(
     const std::function<void(const char* device, const KernelRun::Results&)>& also = nullptr) {
     std::string why;
     if (cuda_device_count(&why) == 0) GTEST_SKIP() << why;
-    const auto want = run_on(Device{DeviceKind::cpu, 0}, op);
+    const auto want = run_on(kCpu, op);
     const auto first = run_on(Device{DeviceKind::cuda, 0, context}, op);
     next_schedule();
     const auto second = run_on(Device{DeviceKind::cuda, 0, context}, op);
@@ -248,9 +247,9 @@ inline void compare_on_devices(
 
 // Codes and scales are compared as bytes, not as the numbers that they would be.
 inline void compare_bytes_on_devices(const Op& op) {
-    compare_on_devices(op, {});
+    compare_on_devices(op);
     if (cuda_device_count() == 0) return;
-    const auto want = run_on(Device{DeviceKind::cpu, 0}, op), got = run_on(Device{DeviceKind::cuda, 0}, op);
+    const auto want = run_on(kCpu, op), got = run_on(kGpu, op);
     for (const auto& [name, result] : want) EXPECT_TRUE(got.at(name).bytes == result.bytes) << name;
 }
 

@@ -77,41 +77,39 @@ TEST(VocabArgmax, OfPartsIsThatOfTheWholeRow) {
         for (int64_t n = 0; n < N; ++n)
             for (int64_t v = 0; v < columns; ++v) part.set(n * columns + v, float(logits.at(n * V + first + v)));
         const auto op = [&](KernelRun& run) {
-            argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32),
+            argmax(run.stream(), {.best = run.out("best", N, DType::f32),
                                   .logits = run.input(part),
                                   .N = N,
                                   .V = columns,
                                   .dtype = DType::bf16,
                                   .first = first});
-            vocab_softmax(run.stream(), {.stats = run.output<float>("stats", N * kVocabStats, DType::f32),
+            vocab_softmax(run.stream(), {.stats = run.out("stats", N * kVocabStats, DType::f32),
                                          .logits = run.input(part),
-                                         .targets = run.input<int32_t>(targets),
+                                         .targets = run.values(targets),
                                          .N = N,
                                          .V = columns,
                                          .first = first,
                                          .dtype = DType::bf16});
         };
-        const KernelRun::Results r = run_on({DeviceKind::cpu, 0}, op);
-        const size_t before = own.size(), stats_before = stats.size();
-        own.resize(before + size_t(N)), stats.resize(stats_before + size_t(N * kVocabStats));
-        memcpy(own.data() + before, r.at("best").bytes.data(), size_t(N) * 4);
-        memcpy(stats.data() + stats_before, r.at("stats").bytes.data(), size_t(N * kVocabStats) * 4);
+        const KernelRun::Results r = run_on(kCpu, op);
+        const auto best = r.at("best").as<int32_t>();
+        const auto of_part = r.at("stats").as<float>();
+        own.insert(own.end(), best.begin(), best.end());
+        stats.insert(stats.end(), of_part.begin(), of_part.end());
     }
     const auto op = [&](KernelRun& run) {
-        vocab_argmax(run.stream(), {.best = run.output<int32_t>("best", N, DType::f32),
-                                    .own = run.input<int32_t>(own),
-                                    .stats = run.input<float>(stats),
+        vocab_argmax(run.stream(), {.best = run.out("best", N, DType::f32),
+                                    .own = run.values(own),
+                                    .stats = run.values(stats),
                                     .N = N,
                                     .parts = kParts});
     };
     compare_on_devices(op, {{"best", {}}});
-    const KernelRun::Results r = run_on({DeviceKind::cpu, 0}, op);
+    const auto best = run_on(kCpu, op).at("best").as<int32_t>();
     for (int64_t n = 0; n < N; ++n) {
-        int32_t best = 0;
-        memcpy(&best, r.at("best").bytes.data() + size_t(n) * 4, 4);
         std::vector<double> row;
         for (int64_t v = 0; v < V; ++v) row.push_back(logits.at(n * V + v));
-        EXPECT_EQ(best, std::max_element(row.begin(), row.end()) - row.begin()) << "row " << n;
+        EXPECT_EQ(best[size_t(n)], std::max_element(row.begin(), row.end()) - row.begin()) << "row " << n;
     }
 }
 
@@ -130,7 +128,7 @@ TEST(EmbeddingOfAPart, TakesItsOwnTokensOnly) {
                 embedding_backward(run.stream(), c.backward(run));
             };
             compare_on_devices(op, {{"dtable", {ulp(DType::f32), 1e-5}}});
-            const auto got = run_on(Device{DeviceKind::cpu, 0}, op);
+            const auto got = run_on(kCpu, op);
             for (int64_t n = 0; n < N; ++n) {
                 const int64_t row = tokens[size_t(n)] - first;
                 for (int64_t c = 0; c < C; ++c)
