@@ -49,6 +49,10 @@ TEST(Options, ContradictionsAreRefusedAndNamed) {
         {"--preset tiny --init-from somewhere", "both say what the model is"},
         {"--data d --raw16", "--raw16"},
         {"--lr 1e-4 --min-lr 1e-3", "nearest: --min-lr 0.0001"},
+        {"--cooldown 20", "nearest: --lr-schedule wsd"},
+        {"--lr-schedule constant --min-lr 1e-5", "nearest: --min-lr -1"},
+        {"--lr-schedule wsd --steps 100 --cooldown 101", "nearest: --cooldown 100"},
+        {"--lr-schedule wsx", "nearest: wsd"},
         {"--sample-tokens 20", "--sample-every 1"},
         {"--prefetch 2 --zero 2", "nearest: --zero 3"},
         {"--accumulate-locally --zero 1", "--zero 2 or 3"},
@@ -206,9 +210,10 @@ TEST(Options, AWordThatIsLikeNoFlagGetsNoSuggestion) {
 }
 
 TEST(Options, WhatGoesTogetherIsAccepted) {
-    for (const char* line : {"", "--init-from m --out o --save-every 10 --keep-every 20", "--train-data x.bin --raw16",
-                             "--save-every 0", "--lr 1e-3 --min-lr 1e-3", "--on-spike stop --out o",
-                             "generate --from m --seed 3", "export --from m --to n"}) {
+    for (const char* line :
+         {"", "--init-from m --out o --save-every 10 --keep-every 20", "--train-data x.bin --raw16", "--save-every 0",
+          "--lr 1e-3 --min-lr 1e-3", "--on-spike stop --out o", "--lr-schedule wsd --steps 100 --cooldown 100",
+          "generate --from m --seed 3", "export --from m --to n"}) {
         std::string said;
         EXPECT_EQ(parse(line, &said), 0) << said;
     }

@@ -70,18 +70,5 @@ TEST(Schedule, AResumedRunGoesOnFromItsLastRate) {
     EXPECT_EQ(low.at(50), 3e-5);
 }
 
-TEST(Schedule, IncompatibleOptionsAreRefused) {
-    for (const char* line :
-         {"--cooldown 20", "--lr-schedule constant --min-lr 1e-5", "--lr-schedule wsd --steps 100 --cooldown 101",
-          "--lr-schedule wsx", "--lr 1e-3 --min-lr 2e-3"}) {
-        Command command;
-        testing::internal::CaptureStderr();
-        EXPECT_EQ(parse_command_line(words_of(line), command), 2) << line;
-        testing::internal::GetCapturedStderr();
-    }
-    train_options("--lr 1e-3 --min-lr 1e-3");
-    train_options("--lr-schedule wsd --steps 100 --cooldown 100");
-}
-
 }  // namespace
 }  // namespace rz
