@@ -246,34 +246,32 @@ struct State {
                 .adamw = {},
                 .stage = {.B = 1, .T = 8}},
                cpu, mesh) {}
-    // Values that all types hold exactly, and nothing in the padding.
-    void fill() {
-        const ZeroOptions& o = zero.options;
+    // Values that all types hold exactly, and nothing in the padding: calls body(array, its type, element, value).
+    template <class Body>
+    void each(const Body& body) {
         for (const OwnedRange& r : zero.optimizer.owned())
-            for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
-                set(r.master, o.master_dtype, i, value(r.global_offset + i, 1));
-                set(r.m, o.adam_dtype, i, value(r.global_offset + i, 2));
-                set(r.v, o.adam_dtype, i, value(r.global_offset + i, 3));
-            }
+            for (const StateArray& a : state_arrays(zero.options))
+                for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i)
+                    body(r.*a.where, a.dtype, i, value(r.global_offset + i, a.part));
+    }
+    void fill() {
+        each(set);
         zero.optimizer.all_gather_updated();
         stream.synchronize();
     }
-    static float value(int64_t i, int k) { return float((i * 7 + k * 13) % 101 - 50) / 32; }
+    void expect_filled() {
+        int64_t wrong = 0;
+        each([&](const void* p, DType d, int64_t i, float x) { wrong += get(p, d, i) != x; });
+        EXPECT_EQ(wrong, 0);
+    }
+    static float value(int64_t i, StatePart part) {  // parameters are their masters
+        return float((i * 7 + std::max(1, int(part)) * 13) % 101 - 50) / 32;
+    }
     static void set(void* p, DType d, int64_t i, float x) {
         with_dtype(d, [&]<class E>() { static_cast<E*>(p)[i] = E(x); });
     }
     static float get(const void* p, DType d, int64_t i) {
         return with_dtype(d, [&]<class E>() { return float(static_cast<const E*>(p)[i]); });
-    }
-    void expect_filled() {
-        const ZeroOptions& o = zero.options;
-        for (const OwnedRange& r : zero.optimizer.owned())
-            for (int64_t i = 0; i < table.units()[size_t(r.unit)].size; ++i) {
-                ASSERT_EQ(get(r.param, o.param_dtype, i), value(r.global_offset + i, 1));
-                ASSERT_EQ(get(r.master, o.master_dtype, i), value(r.global_offset + i, 1));
-                ASSERT_EQ(get(r.m, o.adam_dtype, i), value(r.global_offset + i, 2));
-                ASSERT_EQ(get(r.v, o.adam_dtype, i), value(r.global_offset + i, 3));
-            }
     }
     const Device cpu{DeviceKind::cpu, 0};
     Mesh mesh{cpu};
@@ -344,7 +342,8 @@ TEST(Checkpoint, IsAHuggingFaceModel) {
     for (const Tensor& t : saved.state.table.tensors()) {
         std::vector<float> values(static_cast<size_t>(t.size));
         weights.read(t, 0, t.size, DType::f32, values.data());
-        for (int64_t i = 0; i < t.size; ++i) ASSERT_EQ(values[size_t(i)], State::value(t.offset + i, 1)) << t.name;
+        for (int64_t i = 0; i < t.size; ++i)
+            ASSERT_EQ(values[size_t(i)], State::value(t.offset + i, StatePart::model)) << t.name;
     }
 }
 
@@ -494,12 +493,8 @@ TEST(Checkpoint, AnotherModelsFilesAreRefused) {
 }
 
 void set_element(const OwnedRange& r, StatePart part, const ZeroOptions& o, int64_t i, float x) {
-    const bool adam = part == StatePart::m || part == StatePart::v;
-    void* p = part == StatePart::model    ? r.param
-              : part == StatePart::master ? r.master
-              : part == StatePart::m      ? r.m
-                                          : r.v;
-    State::set(p, adam ? o.adam_dtype : part == StatePart::model ? o.param_dtype : o.master_dtype, i, x);
+    for (const StateArray& a : state_arrays(o))
+        if (a.part == part) State::set(r.*a.where, a.dtype, i, x);
 }
 
 // The one before stays, and the message names tensor, element and step.
