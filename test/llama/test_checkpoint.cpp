@@ -628,6 +628,15 @@ TEST(CheckpointOfThreeRanks, ARankWhoseDiskTakesNothingIsNamedAtOnce) {
         }
 }
 
+// No rank has a checkpoint, all ranks know, and the next save works.
+TEST(CheckpointOfThreeRanks, OneRanksFailureIsEveryones) {
+    TempFolder folder;
+    const SavesOfThree saves = saves_of_three(folder.path, "checkpoint.fsync:1:1:eio", 60, true, {false, true});
+    ASSERT_EQ(saves.reports.size(), 2u);
+    EXPECT_TRUE(says(saves.reports[0].error, "rank 1"));
+    EXPECT_EQ(CheckpointStore(folder.path).steps(), (std::vector<int64_t>{2}));
+}
+
 // The save fails after its limit, the run has other things to do, and saves work again when the file system does.
 TEST(CheckpointOfThreeRanks, AFileSystemThatDoesNotAnswerFailsTheSave) {
     TempFolder folder;
