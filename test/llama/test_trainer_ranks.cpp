@@ -5,11 +5,11 @@
 #include <functional>
 #include <set>
 
-#include "comm/loopback.h"
 #include "comm/mpi_transport.h"
 #include "llama/checkpoint/checkpoint_store.h"
 #include "llama/train/trainer.h"
 #include "test/checks.h"
+#include "test/comm/ranks.h"
 #include "test/llama/toy_run.h"
 
 namespace rz {
@@ -77,13 +77,7 @@ TEST_F(TrainerRanks, ThreadsGiveTheBitsOfMpirun) {
         SCOPED_TRACE(more);
         for (const char* run : {"threads", "processes"}) fs::remove_all(folder_ / run);
         const TrainOptions o = train_options(flags("threads", more));
-        LoopbackHub hub(kRanks);
-        std::vector<int> codes(kRanks, -1);
-        hub.run([&](int rank) {
-            Process process(hub, rank);
-            codes[size_t(rank)] = process.run([&] { return train(o, process); });
-        });
-        ASSERT_EQ(codes, std::vector<int>(kRanks, 0));
+        run_processes(kRanks, [&](Process& process) { EXPECT_EQ(train(o, process), 0); });
 
         const std::string line = format("OMP_NUM_THREADS=1 timeout 60 mpirun -n %d ./train_llama %s > %s/log 2>&1",
                                         kRanks, flags("processes", more).c_str(), folder_.path.c_str());
@@ -119,17 +113,14 @@ TEST_F(TrainerRanks, LossNormAndDataAreTheSameOnAllRanksOfEveryLayout) {
         SCOPED_TRACE(more);
         fs::remove_all(folder_ / "threads");
         const TrainOptions o = train_options(flags("threads", more));
-        LoopbackHub hub(ranks);
         std::vector<std::string> judged(static_cast<size_t>(ranks));
         std::vector<uint64_t> data(static_cast<size_t>(ranks));
-        hub.run([&](int rank) {
-            Process process(hub, rank);
-            EXPECT_EQ(process.run([&] {
-                return train(o, process, [&](const Trainer& t) {
-                    judged[size_t(rank)] = t.health.state(), data[size_t(rank)] = t.metrics->data_hash();
-                });
-            }),
-                      0);
+        run_processes(ranks, [&](Process& process) {
+            const size_t rank = size_t(process.rank());
+            const int code = train(o, process, [&](const Trainer& t) {
+                judged[rank] = t.health.state(), data[rank] = t.metrics->data_hash();
+            });
+            EXPECT_EQ(code, 0);
         });
         EXPECT_EQ(parse_json(judged[0], "guards")["loss"].size(), 4u);
         EXPECT_EQ(parse_json(judged[0], "guards")["norm"].size(), 4u);
