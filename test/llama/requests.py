@@ -47,8 +47,7 @@ def plain_value(rng, row):
     if row["switch"]:
         return rng.choice(["on", "off", "true", "false"])
     if place == "N":
-        for text in (str(rng.randint(0, 12)), "1"):
-            return text
+        return str(rng.randint(0, 12))
     if place == "X":
         return rng.choice(["0.5", "1e-3", "0", ".25", "2E-1"])
     if row["text"]:
