@@ -15,7 +15,7 @@ namespace rz {
 namespace {
 
 constexpr Ticks kLatency = 1000, kAdd = 77;
-constexpr int64_t kByteATick = kTicksPerSecond;  // bytes per second
+const PlannedLink kLink = even_link(kLatency, /*bytes per second=*/kTicksPerSecond);
 
 Ticks adds_only(const OpCall& op, const Stream&) { return op.as<ReduceAdd>() ? kAdd : 0; }
 
@@ -37,7 +37,7 @@ std::vector<Ticks> clocks(int ranks, const PlannedLink& link, const Body& body) 
 TEST(PlannedTransport, AMessageMovesTheReceiversClockToItsArrival) {
     // rank 0 sends 500 bytes at time 100; rank 1 asks for them at `asks`
     for (const Ticks asks : {Ticks(0), Ticks(100), Ticks(9999)}) {
-        const auto t = clocks(2, even_link(kLatency, kByteATick), [&](int rank, Transport& transport, Stream& stream) {
+        const auto t = clocks(2, kLink, [&](int rank, Transport& transport, Stream& stream) {
             char nothing = 0;
             stream.wait_until(rank == 0 ? 100 : asks);
             rank == 0 ? transport.send(stream, &nothing, 500, 1) : transport.recv(stream, &nothing, 500, 0);
@@ -50,7 +50,7 @@ TEST(PlannedTransport, AMessageMovesTheReceiversClockToItsArrival) {
 // Work between start and finish overlaps the message: the longer of the two counts.
 TEST(PlannedTransport, WorkOverlapsATransfer) {
     for (const Ticks work : {Ticks(10), Ticks(5000)}) {
-        const auto t = clocks(2, even_link(kLatency, kByteATick), [&](int rank, Transport& transport, Stream& stream) {
+        const auto t = clocks(2, kLink, [&](int rank, Transport& transport, Stream& stream) {
             char memory[2] = {};
             MessageGroup group;
             group.send(&memory[0], 500, 1 - rank);
@@ -63,10 +63,11 @@ TEST(PlannedTransport, WorkOverlapsATransfer) {
     }
 }
 
-// A ring of N with one lane: 2 (N - 1) hops of a slice, and N - 1 additions.
+// A ring of N with one lane: 2 (N - 1) hops of a slice, and N - 1 additions. One rank alone tells the time of a large
+// ring from a few of its hops; it is that of all of them, and so are the bytes.
 TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
-    constexpr int64_t kSlice = 1 << 16;  // elements
-    for (const int N : {2, 3, 8, 64}) {
+    constexpr int64_t kSlice = 1 << 12;  // elements
+    for (const int N : {2, 3, 8, 64, 128, 1000, 16384}) {
         const Ticks want = 2 * (N - 1) * (kLatency + 4 * kSlice) + (N - 1) * kAdd;
         const auto offsets = even_offsets(N * kSlice, N);
         const auto all_reduce = [&](Collectives& ring, Stream& stream) {
@@ -74,18 +75,18 @@ TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
             ring.all_reduce(stream, sum_in_place(x.data(), offsets));
         };
         const CollectiveOptions one_lane{.chunk_bytes = 4 * kSlice, .lanes = 1};
-        const auto t = clocks(N, even_link(kLatency, kByteATick), [&](int, Transport& transport, Stream& stream) {
-            auto ring = make_collectives(Algorithm::ring, transport, one_lane);
-            all_reduce(*ring, stream);
-            EXPECT_EQ(transport.bytes_sent(), 2 * (N - 1) * 4 * kSlice);
-        });
-        for (const Ticks time : t) EXPECT_EQ(time, want) << N << " ranks";
-
-        RankContext context;  // the same from one rank alone
+        if (N <= 64) {
+            const auto t = clocks(N, kLink, [&](int, Transport& transport, Stream& stream) {
+                auto ring = make_collectives(Algorithm::ring, transport, one_lane);
+                all_reduce(*ring, stream);
+                EXPECT_EQ(transport.bytes_sent(), 2 * (N - 1) * 4 * kSlice);
+            });
+            for (const Ticks time : t) EXPECT_EQ(time, want) << N << " ranks";
+        }
+        RankContext context;
         context.planned.cost = adds_only;
         const Device device{DeviceKind::planned, 0, &context};
-        Mesh mesh(device, 0, N, even_link(kLatency, kByteATick),
-                  {.algorithms = {Algorithm::ring}, .collectives = one_lane});
+        Mesh mesh(device, N / 2, N, kLink, {.algorithms = {Algorithm::ring}, .collectives = one_lane});
         Stream stream(device, "comm");
         all_reduce(mesh.data(), stream);
         EXPECT_EQ(stream.clock(), want) << "one of " << N << " ranks";
@@ -97,7 +98,7 @@ TEST(PlannedTransport, RingAllReduceTakesItsClosedForm) {
 TEST(PlannedTransport, ABarrierOfAThousandRanksEndsAfterTheLast) {
     constexpr int kRanks = 1000;
     constexpr Ticks kRound = kLatency + 1, kLate = 123456;
-    const auto t = clocks(kRanks, even_link(kLatency, kByteATick), [&](int rank, Transport& transport, Stream& stream) {
+    const auto t = clocks(kRanks, kLink, [&](int rank, Transport& transport, Stream& stream) {
         if (rank == 617) stream.wait_until(kLate);
         make_collectives(Algorithm::ring, transport)->barrier(stream);
     });

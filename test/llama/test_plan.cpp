@@ -200,24 +200,6 @@ TEST(Plan, ProductsAloneTakeTheirFlops) {
     EXPECT_TRUE(unknown.names.empty()) << *unknown.names.begin();
 }
 
-// The time of a large ring is told from a few of its hops, and is that of all of them; so are the bytes.
-TEST(Plan, ALargeRingTakesItsClosedForm) {
-    constexpr Ticks kLatency = 1000;
-    constexpr int64_t kSlice = 1 << 12;
-    for (const int N : {64, 128, 1000, 16384}) {
-        RankContext context;
-        const Device device{DeviceKind::planned, 0, &context};
-        Mesh mesh(device, 5, N, even_link(kLatency, kTicksPerSecond),
-                  {.algorithms = {Algorithm::ring}, .collectives = {.chunk_bytes = 4 * kSlice, .lanes = 1}});
-        Stream stream(device, "comm");
-        const auto offsets = even_offsets(N * kSlice, N);
-        const Buffer x(device, 4 * N * kSlice, MemKind::data, "x");
-        mesh.data().all_reduce(stream, sum_in_place(x.data(), offsets));
-        EXPECT_EQ(stream.clock(), 2 * (N - 1) * (kLatency + 4 * kSlice)) << N;
-        EXPECT_EQ(mesh.bytes_sent(), 2 * (N - 1) * 4 * kSlice) << N;
-    }
-}
-
 // 4,096 ranks and 1,024 blocks: every link still passes each block on once.
 TEST(Plan, ALargeRingWithFewOwnersTakesAsLongAsWithManyOfTheSameBytes) {
     constexpr Ticks kLatency = 1000;
