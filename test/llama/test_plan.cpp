@@ -38,8 +38,8 @@ PlannedRank planned(const std::string& flags, int ranks = 4) {
 }
 
 // Elements of n slots (zero/README.md): embedding and head share one, or all units share n of the largest.
-int64_t slots(int64_t n) {
-    const std::vector<UnitLayout> u = unit_layouts(ParamTable(config()));
+int64_t slots(int64_t n, const ParamTable& table = ParamTable(config())) {
+    const std::vector<UnitLayout> u = unit_layouts(table);
     const int64_t block = u[1].padded, end = std::max(u.front().padded, u.back().padded);
     return std::min(n * block + end, n * std::max(block, end));
 }
@@ -58,6 +58,43 @@ TEST(Plan, OneUnitAtATimeTakesTheLargestUnitsSlot) {
     int64_t longest = 0;
     for (const UnitLayout& one : units()) longest = std::max(longest, one.slice(0, 4).size());
     EXPECT_EQ(of(planned("--zero 3 --no-overlap --prefetch 0"), MemKind::gathered), 4 * (2 * slots(1) + longest));
+}
+
+// ZeRO, table 1: 2 bytes of parameters, 2 of gradients and 12 of optimizer per parameter in bf16, each divided by N
+// from the stage on that slices it. By kind, on every rank, to the byte; all three within the padding of the paper's
+// figure.
+TEST(Plan, EveryRankKeepsWhatThePapersTableSays) {
+    for (const int N : {2, 3})
+        for (int stage = 0; stage <= 3; ++stage)
+            for (int r = 0; r < N; ++r) {
+                SCOPED_TRACE(format("--zero %d, rank %d of %d", stage, r, N));
+                const TrainOptions o = train_options(
+                    format("--device cpu --preset bytes --batch 1 --seq-len 16 --out= --dtype bf16 --grad-dtype bf16 "
+                           "--collectives ring --zero %d",
+                           stage));
+                const PlannedRank plan = planned(o, {.kind = DeviceKind::cpu, .ranks = N}, r);
+                const ParamTable params(model_config(o, 0));
+                int64_t own = 0, largest = 0;
+                for (const UnitLayout& u : unit_layouts(params)) {
+                    own += u.slice(r, N).size();
+                    largest = std::max(largest, u.slice(r, N).size());
+                }
+                const int64_t parameters = of(plan, MemKind::parameters), gradients = of(plan, MemKind::gradients),
+                              optimizer = of(plan, MemKind::optimizer),
+                              states = 12 * (stage >= 1 ? own : params.size());
+                EXPECT_EQ(parameters, 2 * (stage >= 3 ? own : params.size()));
+                EXPECT_EQ(gradients, 2 * (stage >= 2 ? own : params.size()));
+                EXPECT_GE(optimizer, states);
+                EXPECT_LE(optimizer, states + 9 * int64_t(params.decay_segments().size()));  // which elements decay
+                int64_t gathered = 0;
+                if (stage >= 2) gathered += 2 * slots(2, params) + 2 * largest;  // of gradients, and others' slice
+                if (stage >= 3) gathered += 2 * slots(2, params);                // --prefetch 1
+                EXPECT_EQ(of(plan, MemKind::gathered), gathered);
+                // Padding and slices a block longer than others': at most 1/1024 of a unit each, and 256 elements.
+                const double table[4] = {16, 4 + 12.0 / N, 2 + 14.0 / N, 16.0 / N};
+                EXPECT_NEAR(double(parameters + gradients + optimizer) / double(params.parameters()), table[stage],
+                            0.005 * table[stage]);
+            }
 }
 
 TEST(Plan, RecomputationKeepsTheResidualStreamAlone) {
