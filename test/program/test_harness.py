@@ -118,7 +118,7 @@ if there("plan_clock", "bench_pipeline"):
 else:
     skip("tools that sleep are not built")
 if there("bench_rope"):
-    rope = f"run --targets kernels:rope --target-extra-arg rope='--shape 64x2x8' --repeats 1 --out {work}/k"
+    rope = f"run --targets kernels:rope --target-extra-arg rope='--shape 1x64x4x2x32' --repeats 1 --out {work}/k"
     ask(f"a microbenchmark's rows are results | 0 | {rope} | kernels:rope/rope | of peak")
 else:
     skip("microbenchmarks are not built")
