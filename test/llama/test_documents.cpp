@@ -86,12 +86,9 @@ TEST(Documents, WithoutABoundaryARowIsOne) {
 }
 
 ModelConfig document_toy(int64_t window = 0) {
-    ModelConfig c;
-    c.window = window;
-    c.dim = 24, c.layers = 2, c.heads = 4, c.kv_heads = 2, c.head_dim = 8, c.ffn = 20, c.vocab = 37, c.max_seq_len = 64;
-    c.init_std = 0.2;
-    c.resolve();
-    return c;
+    ModelConfig c = toy24(/*tied=*/false, /*layers=*/2);
+    c.heads = 4, c.kv_heads = 2, c.window = window;
+    return resolved(c);
 }
 
 // Adds up the losses and gradients of what it is given, with the same weights always.

@@ -20,12 +20,9 @@ using namespace layout_runs;
 // A part's heads, kv heads and columns of ffn are whole tiles of the whole model's.
 Layout fp8_layout(Fp8Recipe recipe) {
     Layout how{.steps = 1, .T = 64};
-    ModelConfig& c = how.config;
-    c = {};
-    c.dim = 128, c.layers = 2, c.heads = 2, c.kv_heads = 2, c.head_dim = 128, c.ffn = 256, c.vocab = 37;
-    c.max_seq_len = 64;
-    c.init_std = 0.1;
-    c.resolve();
+    ModelConfig c = toy128();
+    c.kv_heads = 2, c.head_dim = 128, c.ffn = 256;
+    how.config = resolved(c);
     how.zero.param_dtype = DType::bf16;
     how.fp8.recipe = recipe;
     return how;
