@@ -29,16 +29,21 @@ std::vector<bf16> normal(int64_t n, uint32_t seed, float std) {
     return x;
 }
 
-// Signal to noise, in dB, of `got` against sums in double.
+// Signal to noise, in dB, of the rows of `got` against sums in double, in the mean: an outlier's own row would hide the
+// others' noise.
 template <class T, class Exact>
 double snr(const std::vector<T>& got, int64_t columns, const Exact& exact) {
-    double signal = 0, noise = 0;
-    for (size_t i = 0; i < got.size(); ++i) {
-        const double want = exact(int64_t(i) / columns, int64_t(i) % columns), error = double(float(got[i])) - want;
-        signal += want * want;
-        noise += error * error;
+    double total = 0;
+    const int64_t rows = int64_t(got.size()) / columns;
+    for (int64_t r = 0; r < rows; ++r) {
+        double signal = 0, noise = 0;
+        for (int64_t c = 0; c < columns; ++c) {
+            const double want = exact(r, c), error = double(float(got[size_t(r * columns + c)])) - want;
+            signal += want * want, noise += error * error;
+        }
+        total += 10 * std::log10(signal / noise);
     }
-    return 10 * std::log10(signal / noise);
+    return total / double(rows);
 }
 
 struct Snr {
@@ -70,24 +75,15 @@ Snr products(Fp8Recipe recipe, int64_t N, int64_t in, int64_t out, float outlier
     const auto at = [](const std::vector<bf16>& m, int64_t row, int64_t column, int64_t columns) {
         return double(float(m[size_t(row * columns + column)]));
     };
-    // Rows one by one, in the mean: an outlier's own row would hide the others' noise.
-    const auto rows = [](const auto& m, int64_t columns, const auto& exact) {
-        double total = 0;
-        const int64_t n = int64_t(m.size()) / columns;
-        for (int64_t r = 0; r < n; ++r)
-            total += snr(std::vector(m.begin() + r * columns, m.begin() + (r + 1) * columns), columns,
-                         [&](int64_t, int64_t c) { return exact(r, c); });
-        return total / double(n);
-    };
-    return {rows(y, out,
-                 [&](int64_t n, int64_t o) {
-                     return sum(in, [&](int64_t i) { return at(x, n, i, in) * at(w, o, i, in); });
-                 }),
-            rows(dx, in,
-                 [&](int64_t n, int64_t i) {
-                     return sum(out, [&](int64_t o) { return at(dy, n, o, out) * at(w, o, i, in); });
-                 }),
-            rows(dw, in, [&](int64_t o, int64_t i) {
+    return {snr(y, out,
+                [&](int64_t n, int64_t o) {
+                    return sum(in, [&](int64_t i) { return at(x, n, i, in) * at(w, o, i, in); });
+                }),
+            snr(dx, in,
+                [&](int64_t n, int64_t i) {
+                    return sum(out, [&](int64_t o) { return at(dy, n, o, out) * at(w, o, i, in); });
+                }),
+            snr(dw, in, [&](int64_t o, int64_t i) {
                 return sum(N, [&](int64_t n) { return at(dy, n, o, out) * at(x, n, i, in); });
             })};
 }
