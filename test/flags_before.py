@@ -69,6 +69,7 @@ EXPECTED = [
     (r"one of auto\|mpi\|nccl; nearest: auto", "one of auto|mpi|tcp|nccl; nearest: tcp", "--transport tcp is new"),
     (r"one of auto\|mpi\|nccl", "one of auto|mpi|tcp|nccl", "--transport tcp is new"),
     (r"('.*') is not (true or false|one of off\|on; nearest: o.*)$", r"\1 is not on or off", NAMED),
+    (r"^train_llama: --[a-z-]+: '(-\d+)' is not on or off$", r"train_llama: \1 is no flag", NAMED),
     (r"^train_llama: --[a-z-]+: '' is not on or off$", "train_llama:  is no flag and no command", NAMED),
     (r"(--[a-z0-9-]+: '.*' is not one of ).*", r"\1its values", "values are new, presets too"),
     (r"^changed  --no-(overlap|background-save) true, was $", r"changed  --\1 off, was on", NAMED),
@@ -90,8 +91,12 @@ LIFTED = {  # refusals of the earlier build that are none today; what was refuse
     r"that is not given: name a folder|give --out and --save-every": "a run without --out gets a folder of its own",
     r"no data file matches|no such tokenizer|dataset.json: not found": "--print-config does without data that are not there",
 }
-CODES = [(70, 2, "a refused request ends with 2, whatever its text begins with")]
-NEW = {r"^train_llama: --[a-z-]+ is now --[a-z-]+$": NAMED}  # lines that only the later build has
+BATCH = "--batch that does not divide a resumed run's update is refused, not replaced"
+CODES = [(70, 2, "a refused request ends with 2, whatever its text begins with"), (0, 2, BATCH)]
+NEW = {  # lines that only the later build has
+    r"^train_llama: --[a-z-]+ is now --[a-z-]+$": NAMED,
+    r"^train_llama: --batch \d+ does not divide the checkpoint's updates, |^  nearest: --batch \d+, or another": BATCH,
+}
 
 
 def flags_of(program, help_all="--help"):
