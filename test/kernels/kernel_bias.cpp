@@ -16,8 +16,9 @@ TEST_P(Bias, BackwardMatchesCpu) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Shapes, Bias,
-                         testing::Values(Case{1, 1, DType::f32, DType::f32},       //
-                                         Case{3, 37, DType::bf16, DType::f32},     // scalars
+                         testing::Values(Case{1, 1, DType::f32, DType::f32},    //
+                                         Case{3, 37, DType::bf16, DType::f32},  // scalars
+                                         Case{5, 37, DType::f16, DType::f16},
                                          Case{70, 256, DType::bf16, DType::bf16},  // more rows than parts
                                          Case{131, 264, DType::bf16, DType::f32},  // a second, ragged tile of columns
                                          Case{65, 24, DType::f16, DType::f16},     //

@@ -22,15 +22,25 @@ struct Case {
 };
 constexpr DType f32 = DType::f32, bf16_ = DType::bf16, f16 = DType::f16;
 
-const Case kCases[] = {{2051, 8, 0, bf16_, bf16_, f32, bf16_, f32},  // vectors and a rest
-                       {600, 9, 1, f32, f32, f32, f32, f32},         // one by one
-                       {1, 0, 0, f16, bf16_, f32, f16, f32},
-                       {5003, 16, 0, f32, bf16_, bf16_, bf16_, bf16_},
-                       {333, 7, 3, bf16_, f32, bf16_, bf16_, bf16_}};
+// Every type of each array, in vectors and a rest; then one by one.
+std::vector<Case> cases() {
+    constexpr std::pair<DType, DType> kWeights[] = {{f32, f32}, {bf16_, f32}, {f16, f32}, {bf16_, bf16_}};
+    std::vector<Case> all;
+    for (const DType out : {f32, bf16_})
+        for (const DType m : {f32, bf16_})
+            for (const DType grad : {f32, bf16_, f16}) {
+                const auto [param, master] = kWeights[all.size() % 4];
+                all.push_back({2051, 8, 0, grad, out, m, param, master});
+            }
+    all.push_back({600, 9, 1, f32, f32, f32, f32, f32});
+    all.push_back({1, 0, 0, f16, bf16_, f32, f16, f32});
+    all.push_back({333, 7, 3, bf16_, f32, bf16_, bf16_, bf16_});
+    return all;
+}
 
 // Two products and a sum of values below 5; what is rounded to bf16, or by chance, may fall on the other side.
 TEST(MuonKernels, MomentumMatchesCpu) {
-    for (const Case& c : kCases)
+    for (const Case& c : cases())
         for (const float scale : {0.7f, NAN}) {
             const auto op = [&](KernelRun& run) {
                 muon_momentum(run.stream(), {.out = c.inout(run, "u", c.out, 3),
@@ -71,7 +81,7 @@ TEST(MuonKernels, NormaliseMatchesCpu) {
 }
 
 TEST(MuonKernels, StepMatchesCpu) {
-    for (const Case& c : kCases)
+    for (const Case& c : cases())
         for (const float scale : {0.7f, INFINITY}) {
             const auto op = [&](KernelRun& run) {
                 char* master = c.inout(run, "master", c.master, 1);

@@ -45,6 +45,9 @@ INSTANTIATE_TEST_SUITE_P(Shapes, QkNormTest,
                                          Case{6, 3, 4, 4, 128, 512, DType::bf16, DType::f32, true, false, 1},
                                          Case{10, 5, 3, 1, 64, 64, DType::f32, DType::f32, true, true, 2},
                                          Case{6, 3, 2, 1, 6, 5, DType::f16, DType::f16, true, false, 4, 2},
+                                         Case{6, 3, 3, 2, 62, 3, DType::f32, DType::f32, true, false, 2},
+                                         Case{6, 3, 3, 2, 126, 3, DType::bf16, DType::f32, true, false, 1},
+                                         Case{6, 3, 4, 2, 64, 64, DType::f16, DType::f16, true, false, 2},
                                          Case{4, 2, 5, 2, 80, 80, DType::bf16, DType::bf16, false, false, 3}));
 
 }  // namespace
