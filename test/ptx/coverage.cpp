@@ -1,5 +1,7 @@
 #include "test/ptx/coverage.h"
 
+#include <sys/file.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <map>
@@ -175,6 +177,7 @@ void write_reports() {
         if (!path) continue;
         FILE* out = fopen(path, "a");
         if (!out) return perror(path);
+        flock(fileno(out), LOCK_EX);  // of processes that end at once
         write(out);
         fclose(out);
     }

@@ -23,11 +23,26 @@ if [[ $what == sm75 ]]; then
     exit
 fi
 
+launched() {  # each kernel was, on some architecture; where it has no text, one instruction stands for it
+    grep '^sm_' "$dir/launched.txt" | c++filt | awk -F'\t' '
+        $4 && $2 > 0 { ran[$4] }
+        $4 && $3 > 1 { asked[$4] }
+        $4 && $3 == 1 { empty[$1 FS $4] }
+        $2 == "never launched" { never[$1 FS $3] }
+        END {
+            for (k in never) if (!(k in empty)) { split(k, part, FS); asked[part[2]] }
+            for (k in asked) if (!(k in ran)) { print "no test launches " k; missing = 1 }
+            exit missing
+        }'
+}
+
 read -r -a arches < "$dir/arches" || true
 [[ ${#arches[@]} -gt 0 ]] || echo "skipped: this build has PTX for neither sm_80 nor sm_90a; make SM=\"80 90a\" has"
 
 if [[ $what != all ]]; then
     step "the interpreter's own tests" "$dir/self_tests" --gtest_brief=1
+    rm -f "$dir/launched.txt"
+    export PTX_COVERAGE=$dir/launched.txt
     for arch in "${arches[@]}"; do
         # mma.sync for shapes that Hopper's kernels take runs on sm_80's text alone; kernel_counts.py --gate runs Presets.
         SIMT_ARCH=$arch GTEST_FILTER='-*WithoutWgmma*:Ops/Presets*' PTX_ORDER=1 \
@@ -35,13 +50,14 @@ if [[ $what != all ]]; then
     done
     if [[ " ${arches[*]} " == *" 80 "* ]]; then
         SIMT_ARCH=89 PTX_ORDER=1 step "attention where a multiprocessor has 100 KiB" "$dir/kernel_tests" --gtest_brief=1 \
-            --gtest_filter='TensorCore/Attention.ForwardMatchesCpu/4:TensorCore/Attention.ForwardMatchesCpu/15:TensorCore/Attention.ForwardMatchesCpu/16:TensorCore/Attention.ForwardMatchesCpu/17'
+            --gtest_filter='TensorCore/Attention.ForwardMatchesCpu/4:TensorCore/Attention.ForwardMatchesCpu/15:TensorCore/Attention.ForwardMatchesCpu/16:TensorCore/Attention.ForwardMatchesCpu/17:Chunks/Attention.ForwardMatchesCpu/*'
     fi
     if [[ "${arches[*]}" == *80*90* ]]; then
         SIMT_ARCH=90 PTX_BUILT_FOR=80 \
             step "attention of a build for sm_80 on an sm_90" "$dir/kernel_tests" --gtest_brief=1 \
-            --gtest_filter='TensorCore/Attention.*MatchesCpu/[01]:AttentionKept.*'
+            --gtest_filter='TensorCore/Attention.*MatchesCpu/0:TensorCore/Attention.*MatchesCpu/1:AttentionKept.*'
     fi
+    [[ "${arches[*]}" != *80*90* ]] || step "kernels that no test launches" launched
     finish
     exit
 fi
