@@ -18,9 +18,9 @@ else
   sed -n '2,/^set/s/^# \{0,1\}//p' "$0"
   exit 2
 fi
-for left in /dev/shm/ringzero-restart-*; do  # no lock is held on what a killed one has left
-  [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || [ "$left" = "$memory" ] || flock -n "$left" rm -rf -- "$left"
-done
+# No lock is held on what a killed one has left.
+find /dev/shm -maxdepth 1 -name 'ringzero-restart-*' ! -path "$memory" -type d -user $EUID -perm 700 \
+  -exec flock -n {} rm -rf {} \; 2> /dev/null
 if [ -n "$memory" ]; then
   until [ "$memory" -ef /proc/self/fd/7 ]; do  # again where another start has taken the new one for a left one
     mkdir -m 700 -- "$memory" 2> /dev/null || [ -O "$memory" ] || exit 70
@@ -30,9 +30,11 @@ if [ -n "$memory" ]; then
   exec 8<&0
   set -- sh -c 'echo kept; exec cat <&8 > /dev/null'
 else
-  memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX) || exit 70
-  exec 7< "$memory"
-  flock -n 7
+  until [ "$memory" -ef /proc/self/fd/7 ]; do
+    memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX) || exit 70
+    exec 7< "$memory"
+    flock -n 7 || memory=''
+  done
 fi
 trap 'rm -rf -- "$memory"' EXIT
 export RINGZERO_RESTART=$memory

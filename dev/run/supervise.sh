@@ -68,14 +68,10 @@ flock -n 9 || { say "another supervisor keeps the run in $out going"; exit 2; }
 
 # Ranks that start again continue from here (comm/restart.h): no lock is held on what a killed supervisor has left.
 if [ -z "${RINGZERO_RESTART:-}" ]; then
-  for left in /dev/shm/ringzero-restart-*; do
-    [ ! -d "$left" ] || [ -L "$left" ] || [ ! -O "$left" ] || flock -n "$left" rm -rf -- "$left"
+  find /dev/shm -maxdepth 1 -name 'ringzero-restart-*' -type d -user $EUID -perm 700 -exec flock -n {} rm -rf {} \; 2> /dev/null
+  while memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX 2> /dev/null); do  # again where another start took it for a left one
+    exec 7< "$memory" && flock -n 7 && [ "$memory" -ef /proc/self/fd/7 ] && export RINGZERO_RESTART=$memory && break
   done
-  if memory=$(mktemp -d /dev/shm/ringzero-restart-XXXXXX 2> /dev/null); then
-    exec 7< "$memory"
-    flock -n 7
-    export RINGZERO_RESTART=$memory
-  fi
 fi
 
 # field NAME...: the values in run_status.json, one per line; empty lines where there are none
