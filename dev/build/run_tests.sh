@@ -83,12 +83,18 @@ mpi() {  # mpi NAME RANKS COMMAND...
 
 # Whole programs over namespaces; gradients at SIMD levels between the lowest and the highest.
 slow='ZeroProgram.*:Simd/Gradients.AttentionsAreCentralDifferences/avx2:Simd/Gradients.AttentionsAreCentralDifferences/avx512'
+# A minute and a half of deadlines and sleep: these run beside the others.
+waits='RunLock*:FlockOrNot/*:CommFaults.*:TcpNet*:Watch.*:SnapshotCourier.*:PlantedHangs.*:CheckpointOfThreeRanks.*:AfterSave*:BatchAuto.*'
 
 for section in $sections; do
   case $section in
     lint) run lint dev/build/lint.sh ;;
     unit)
-      run unit "$obj/unit_tests" --gtest_brief=1 --gtest_filter="-$slow"
+      run unit bash -c '
+        "$0" --gtest_brief=1 --gtest_filter="$1" &
+        "$0" --gtest_brief=1 --gtest_filter="-$1:$2"
+        rc=$?
+        wait $! && exit $rc' "$obj/unit_tests" "$waits" "$slow"
       run requests test/llama/requests.py "$obj/unit_tests" --cases 400
       run statics dev/build/statics.sh "$obj/libringzero.a" ;;
     learn) run learn dev/learn/test_lessons.py "$obj/learn" ;;
