@@ -275,7 +275,7 @@ test-unit: $(OBJ)/unit_tests
 test-full: full-build
 	@dev/build/run_tests.sh $(BUILD) $(OBJ) long
 full-build:
-	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/unit_tests $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(OBJ)/dev/tokens $(if $(HAVE_CUDA),$(SIMT_TARGETS) train_llama_simt $(PTX)/sm75/kernel_tests)
+	@$(MAKE) --no-print-directory -j$(or $(J),$(shell nproc)) WERROR=1 train_llama $(FAULT_SHIM) $(OBJ)/unit_tests $(OBJ)/dev/harness $(OBJ)/dev/model_logits $(OBJ)/dev/tokens $(if $(HAVE_CUDA),$(SIMT_LONG_TARGETS) $(PTX)/sm75/kernel_tests)
 # Parts of test-full, one at a time.
 # The plan beside the ledger, every pair of settings, on the CPU and on the emulated GPU: three minutes of one core.
 test-plan: train_llama train_llama_simt

@@ -143,7 +143,8 @@ for section in $sections; do
       run machine-code dev/gpu/machine_code.sh "$build"
       ! grep -q 90 "$build/ptx/arches" || run memory-access dev/gpu/kernel_counts.py "$build" --gate
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
-    long)  # make test-full: minutes, and what they show has a shorter witness above
+    long)  # make test-full: minutes, and what they show has a shorter witness above. The longest first: the other core would wait for it
+      run faults-whole test/program/test_faults.py ./train_llama
       # It installs torch into build/lm-eval, which recorder-full, at the end, takes from there.
       run lm-eval test/program/test_lm_eval.py ./train_llama "$obj/dev/model_logits"
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
@@ -174,14 +175,14 @@ for section in $sections; do
         run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
         run plan-whole test/program/test_plan.py ./train_llama ./train_llama_simt
-        run simt-seeds env SIMT_SEEDS=2 test/simt/run.sh "$build/simt" seeds
+        run simt-planted env SIMT_BUILDS="plain asan race" test/simt/run.sh "$build/simt" selftest
+        run simt-race env SIMT_SEED=2 test/simt/run.sh "$build/simt" race
         run sm75 test/ptx/run.sh "$build/ptx" sm75
       else
         echo "long: no emulated program (it needs the CUDA Toolkit's headers)"
       fi
       run wandb test/program/test_wandb.py ./train_llama
-      run recorder-full test/program/test_recorder.py --full "$obj/unit_tests"
-      run faults-whole test/program/test_faults.py ./train_llama ;;
+      run recorder-full test/program/test_recorder.py --full "$obj/unit_tests" ;;
     *) echo "dev/build/run_tests.sh: no section is called $section; there are: lint unit learn python mpi tsan program simt ptx long" >&2
        exit 2 ;;
   esac

@@ -1,25 +1,27 @@
 #!/bin/bash
-# planted.sh SIMT_DIR: runs every planted bug in the three builds, prints which build catches it in how many seeds, and
-# fails if a build misses a bug that it must catch, or finds something in the kernels without their bugs.
+# planted.sh SIMT_DIR BUILDS: runs every planted bug in these builds, prints which build catches it in how many seeds, and fails if a
+# build misses a bug that it must catch, or finds something in the kernels without their bugs.
 set -u
 dir=$1
+read -ra builds <<< "$2"
 declare -A seeds=([plain]=20 [asan]=2 [race]=2)
 export ASAN_OPTIONS=detect_leaks=0:abort_on_error=0 UBSAN_OPTIONS=print_stacktrace=0
 fail=0
 tmp=$(mktemp)
 trap 'rm -f "$tmp"' EXIT
 
-for build in plain asan race; do
+for build in "${builds[@]}"; do
     if ! "$dir/$build/planted" fixed "${seeds[$build]}" > "$tmp" 2>&1; then
         echo "FAILED: the $build build finds something where nothing is wrong:"; sed 's/^/    /' "$tmp" | head -20
         fail=1
     fi
 done
 
-printf '%-46s %-8s %-8s %-8s  %s\n' "planted bug" plain asan race "the most telling message"
+format="%-46s${builds[*]/*/%-8s}  %s\n"
+printf "$format" "planted bug" "${builds[@]}" "the most telling message"
 while IFS=$'\t' read -r index must name; do
     row=() says='' this=''
-    for build in plain asan race; do
+    for build in "${builds[@]}"; do
         ("$dir/$build/planted" "$index" "${seeds[$build]}"; exit $?) > "$tmp" 2>&1
         status=$?
         line=$(grep -a -m1 '^caught' "$tmp")
@@ -44,6 +46,6 @@ while IFS=$'\t' read -r index must name; do
             fail=1
         fi
     done
-    printf '%-46s %-8s %-8s %-8s  %s\n' "$name" "${row[@]}" "${says:0:150}"
+    printf "$format" "$name" "${row[@]}" "${says:0:150}"
 done < <("$dir/plain/planted" list)
 exit $fail

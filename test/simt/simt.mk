@@ -4,7 +4,8 @@
 #   make simt              build and run all of the below
 #   make simt-lint         the rules that kernel sources keep
 #   make simt-selftest     the emulator's own tests, the planted bugs, the models against the goldens
-#   make simt-kernels      test/*/kernel_*.cpp: plain, race; then the coverage report
+#   make simt-kernels      test/*/kernel_*.cpp, and which kernels they ran
+#   make simt-race         the same tests in the race build, of make test-full
 #   make test-asan         the same tests under ASan and UBSan (ten minutes of two cores)
 #   make train_llama_simt  the program, its CUDA path on the emulator
 #
@@ -121,23 +122,25 @@ $(SIMT)/race/late_copies: $(SIMT)/plain/e/test_late_copies.o $(SIMT)/plain/libre
 	$(Q)$(SIMT_LINK.race) $(SIMT_GTEST) $(SIMT_LIBS)
 
 # The kernel tests under ASan and UBSan, 116 objects of their own, are not part of make test: make test-asan.
-SIMT_TARGETS      := $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
-                     $(SIMT)/plain/kernel_tests $(SIMT)/race/kernel_tests $(SIMT)/race/late_copies train_llama_simt \
-                     $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests)
-SIMT_FULL_TARGETS := $(SIMT)/asan/kernel_tests
+SIMT_TARGETS      := $(foreach b,plain race,$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity \
+                     $(SIMT)/plain/kernel_tests train_llama_simt $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests)
+SIMT_LONG_TARGETS := $(SIMT_TARGETS) $(addprefix $(SIMT)/,race/kernel_tests race/late_copies asan/self_tests asan/planted)
+SIMT_FULL_TARGETS := $(SIMT_LONG_TARGETS) $(SIMT)/asan/kernel_tests
 
-.PHONY: simt simt-lint simt-selftest simt-kernels test-asan train_llama_simt
+.PHONY: simt simt-lint simt-selftest simt-kernels simt-race test-asan train_llama_simt
 train_llama_simt: $(SIMT)/plain/train_llama_simt
 	@cmp -s $< $@ || (cp $< $@.tmp && mv $@.tmp $@ && echo "built ./train_llama_simt")
-simt: $(SIMT_TARGETS) $(SIMT_FULL_TARGETS)
-	test/simt/run.sh $(SIMT)
+simt: $(SIMT_FULL_TARGETS)
+	SIMT_BUILDS="$(SIMT_BUILDS)" test/simt/run.sh $(SIMT)
 simt-lint:
 	test/simt/lint.sh
 simt-selftest: $(if $(HAVE_NCCL),$(SIMT)/plain/nccl_tests) $(foreach b,$(SIMT_BUILDS),$(SIMT)/$(b)/self_tests $(SIMT)/$(b)/planted) $(SIMT)/fidelity
-	test/simt/run.sh $(SIMT) selftest
-simt-kernels: $(foreach b,plain race,$(SIMT)/$(b)/kernel_tests) $(SIMT)/race/late_copies
+	SIMT_BUILDS="$(SIMT_BUILDS)" test/simt/run.sh $(SIMT) selftest
+simt-kernels: $(SIMT)/plain/kernel_tests
 	test/simt/run.sh $(SIMT) kernels
-test-asan: $(SIMT_FULL_TARGETS)
+simt-race: $(SIMT)/race/kernel_tests $(SIMT)/race/late_copies
+	test/simt/run.sh $(SIMT) race
+test-asan: $(SIMT)/asan/kernel_tests
 	test/simt/run.sh $(SIMT) asan
 
 -include $(shell find $(SIMT) -name '*.d' 2>/dev/null)
