@@ -187,7 +187,7 @@ $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
 # Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
 # not depend on it.
-$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) llama/run_command.o comm/%.o zero/%.o dev/common/%.o test/%.o \
+$(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) llama/run_command.o comm/%.o zero/%.o dev/common/%.o \
     train_llama.o $(addprefix llama/,base/json.o base/safetensors.o tokenizer/tokenizer_json.o data/data_loader.o \
     $(addprefix checkpoint/,manifest.o checkpoint.o checkpoint_load.o checkpoint_store.o))): \
     private LEVEL = $(COOL)
@@ -218,6 +218,11 @@ KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
 UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
+ifneq ($(STD),)
+$(eval $(call precompiled,$(OBJ)/std/test.h,dev/build/std.h test/checks.h,$$(BASE_CXXFLAGS) -O1 $$(OPENMP) $$(FLAVOUR_DEFS)))
+$(UNIT_OBJECTS) $(MPI_OBJECTS) $(KERNEL_OBJECTS): | $(OBJ)/std/test.h.gch
+endif
+$(OBJ)/test/%.o: private LEVEL = -O1 $(if $(STD),-include $(OBJ)/std/test.h)
 
 $(OBJ)/unit_tests: $(UNIT_OBJECTS) $(COMMON_OBJECTS) $(LIB)
 	$(say)
