@@ -145,6 +145,7 @@ for section in $sections; do
       run ptx test/ptx/run.sh "$build/ptx" quick ;;
     long)  # make test-full: minutes, and what they show has a shorter witness above. The longest first: the other core would wait for it
       run faults-whole test/program/test_faults.py ./train_llama
+      [ ! -x ./train_llama_simt ] || run plan-whole test/program/test_plan.py ./train_llama ./train_llama_simt
       # It installs torch into build/lm-eval, which recorder-full, at the end, takes from there.
       run lm-eval test/program/test_lm_eval.py ./train_llama "$obj/dev/model_logits"
       run unit-slow "$obj/unit_tests" --gtest_brief=1 --gtest_filter="$slow"
@@ -174,7 +175,6 @@ for section in $sections; do
       if [ -x ./train_llama_simt ]; then
         run simt-documents test/program/test_documents.py ./train_llama ./train_llama_simt
         run simt-context test/program/test_context.py ./train_llama ./train_llama_simt
-        run plan-whole test/program/test_plan.py ./train_llama ./train_llama_simt
         run simt-planted env SIMT_BUILDS="plain asan race" test/simt/run.sh "$build/simt" selftest
         run simt-race env SIMT_SEED=2 test/simt/run.sh "$build/simt" race
         run sm75 test/ptx/run.sh "$build/ptx" sm75
