@@ -15,7 +15,7 @@ __device__ __forceinline__ void load_run(float (&out)[kVec], const T* p) {
     if constexpr (kVec * sizeof(T) == 4 && kVec == 2) {
         const uint32_t word = *reinterpret_cast<const uint32_t*>(p);
         T raw[2];
-        memcpy(raw, &word, 4);
+        memcpy(static_cast<void*>(raw), &word, 4);
         out[0] = to_float(raw[0]), out[1] = to_float(raw[1]);
     } else {
         load(out, p);

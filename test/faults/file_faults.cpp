@@ -231,7 +231,7 @@ void wait_until(double end) {
 [[noreturn]] void end_program(const char* how) noexcept {
     if (!strcmp(how, "abort")) abort();
     if (!strcmp(how, "terminate")) std::terminate();
-    throw std::bad_alloc();
+    std::rethrow_exception(std::make_exception_ptr(std::bad_alloc()));
 }
 
 // Counts a call and decides. errno is set where it fails.
