@@ -185,7 +185,7 @@ $(OBJ)/comm/%.cu.o: private NVCCFLAGS += $(NCCL_DEVICE_FLAGS)
 # The oneDNN that was found last
 $(OBJ)/kernels/gemm/gemm_dnnl.o: $(CONFIG)
 
-# Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages, and the tests. Bits do
+# Compiling fast counts if no loop is hot: flags, files and reports, what enqueues ops and messages; below, the tests. Bits do
 # not depend on it.
 $(addprefix $(OBJ)/,$(foreach room,train report model parallel plan,llama/$(room)/%.o) llama/run_command.o comm/%.o zero/%.o dev/common/%.o \
     train_llama.o $(addprefix llama/,base/json.o base/safetensors.o tokenizer/tokenizer_json.o data/data_loader.o \
@@ -218,6 +218,7 @@ KERNEL_TESTS   := $(sort $(wildcard test/*/kernel_*.cpp))
 UNIT_OBJECTS   := $(UNIT_SOURCES:%.cpp=$(OBJ)/%.o)
 MPI_OBJECTS    := $(MPI_TESTS:%.cpp=$(OBJ)/%.o)
 KERNEL_OBJECTS := $(KERNEL_TESTS:%.cpp=$(OBJ)/%.o)
+# GoogleTest is in their header: the program builds where it is not.
 ifneq ($(STD),)
 $(eval $(call precompiled,$(OBJ)/std/test.h,dev/build/std.h test/checks.h,$$(BASE_CXXFLAGS) -O1 $$(OPENMP) $$(FLAVOUR_DEFS)))
 $(UNIT_OBJECTS) $(MPI_OBJECTS) $(KERNEL_OBJECTS): | $(OBJ)/std/test.h.gch

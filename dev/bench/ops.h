@@ -328,8 +328,8 @@ struct LogitsCase {
     // approximated (2^-22); the sum of V of them in another order: below 2^-17. So the log-sum-exp and each probability
     // are within 2^-16, of 1 and of themselves; a part's sum, and a probability from given sums, within 2^-17.
     static constexpr double kProbability = 0x1p-16, kOfPart = 0x1p-17;
-    // p - 1 of a target cancels where p is near 1, as among few tokens; elsewhere it is at least p, which is within its
-    // part of itself.
+    // A target's p - 1 cancels where p is near 1, as among few tokens, and has an absolute error then. Among more
+    // tokens of such logits p is at most 1/2, and its error a part of 1 - p, too.
     Tolerance gradient_tolerance(double probability = kProbability) const {
         return rounded(dtype, probability, vocab < 256 ? double(grad_scale) * probability : 0);
     }

@@ -1,6 +1,7 @@
 #!/bin/bash
 # run.sh SIMT_DIR [lint|selftest|kernels|race|asan|all]: runs what simt.mk has built, prints each step's time, exits 1 if one fails.
-# SIMT_SEEDS: seeds of the plain build (default 1). SIMT_BUILDS: the builds that selftest has (default plain and race). J: processes at a time (default: cores).
+# SIMT_SEEDS: seeds of the plain build (default 1). SIMT_BUILDS: builds whose self tests and planted bugs run (default plain and race).
+# J: processes at a time (default: cores).
 set -u
 dir=$(realpath "$1")
 what=${2:-all}
